@@ -23,7 +23,7 @@ class UnavailableError(UserError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
+    """Return "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
     # An option's dashes make no word near to another.
     words = {each.lstrip("-"): each for each in known}
     nearest = difflib.get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)

@@ -43,7 +43,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def breaks_off(self) -> Iterator[None]:
-        """Ends a block with `AskedToStop` when a signal comes, or if one has come; as soon as Python runs again."""
+        """End a block with `AskedToStop` when a signal comes, or if one has come; as soon as Python runs again."""
         if self.signalled:
             raise AskedToStop
         self._raises = True

@@ -96,17 +96,17 @@ class Run(Protocol):
         ...
 
     def save_model(self, state: Any, folder: Path) -> None:
-        """Writes the model in the form that users load."""
+        """Write the model in the form that users load."""
         ...
 
 
 def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
-    """Reads a run's data and models and compiles nothing yet."""
+    """Read a run's data and models and compile nothing yet."""
     return _recipe(config)(config, mesh, workdir)
 
 
 def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
-    """Gives a run's programs and the shapes of their arguments; reads no weights and allocates nothing.
+    """Give a run's programs and the shapes of their arguments; read no weights and allocate nothing.
 
     Args:
       config: of the run.
@@ -218,7 +218,7 @@ def open_folder(workdir: Path) -> RunFolder:
 def _train(
     config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None
 ) -> tuple[dict[str, Any] | None, dict[str, float]]:
-    """Returns the best evaluation, as in best.json, and the metrics of the last step."""
+    """Return the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
     agree("the beginning", {**program_facts(), **sections, "--workdir": str(folder)})
@@ -348,7 +348,7 @@ def evaluate(
     writes: bool,
     interruption: Interruption | None = None,
 ) -> dict[str, Any] | None:
-    """Evaluates; saves the model if it is the best so far. Returns the best so far, None without a dev set.
+    """Evaluate; save the model if it is the best so far. Returns the best so far, None without a dev set.
 
     Raises:
       AskedToStop: a signal came during the measurement, or before it, and `interruption` was given.
@@ -377,7 +377,7 @@ def is_due(config: Config, step: int) -> bool:
 
 
 def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:
-    """Reports, in the log and in best.json, that the best model is the one that the run started from."""
+    """Report, in the log and in best.json, that the best model is the one that the run started from."""
     before, after = (best[name][metric] for name in ("figures", "latest"))
     note = (
         f"the best checkpoint is the start: training did not improve validation {metric} ({before:.4f} -> {after:.4f})"
@@ -400,7 +400,7 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
 
 
 def write_best(workdir: Path, best: dict[str, Any]) -> None:
-    """Notes the best evaluation so far."""
+    """Note the best evaluation so far."""
     with atomic_write(workdir / "best.json") as file:
         json.dump(best, file)
 
@@ -418,7 +418,7 @@ def read_best(workdir: Path) -> dict[str, Any] | None:
 
 
 def claim(workdir: Path, config: Config, writes: bool) -> None:
-    """Creates the run's folder; refuses one that another config was begun in."""
+    """Create the run's folder; refuse one that another config was begun in."""
     path = workdir / "config.json"
     try:
         if path.exists():
@@ -441,13 +441,13 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
 
 
 def write_config(workdir: Path, config: Config) -> None:
-    """Notes the config that the folder was begun with."""
+    """Note the config that the folder was begun with."""
     with atomic_write(workdir / "config.json") as file:
         json.dump(to_json(config), file, indent=2)
 
 
 def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
-    """Adds to environment.json on what the run goes on from a step: devices, machine, versions."""
+    """Add to environment.json on what the run goes on from a step: devices, machine, versions."""
     path = workdir / "environment.json"
     starts = json.loads(path.read_text()) if path.exists() else []
     device = mesh.devices.flat[0]

@@ -59,7 +59,7 @@ class JaxretrRetriever:
 
     @_component.output_types(documents=list[_haystack.Document])
     def run(self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None) -> dict[str, list[Any]]:
-        """Finds documents.
+        """Find documents.
 
         Args:
           query: the question.
@@ -93,7 +93,7 @@ class JaxretrRetriever:
 
 
 def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts Haystack's filters to fields and values.
+    """Convert Haystack's filters to fields and values.
 
     Args:
       filters: {"field": "meta.lang", "operator": "==", "value": "en"}, "in" with a list, or

@@ -61,7 +61,7 @@ class Client:
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[Found]:
-        """Finds the best documents for a question, or for its vector.
+        """Find the best documents for a question, or for its vector.
 
         Args:
           query: the text, or its vector [D].
@@ -80,7 +80,7 @@ class Client:
     def search_batch(
         self, queries: Sequence[str], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[list[Found]]:
-        """Finds the best documents for each question, in as many requests as needed."""
+        """Find the best documents for each question, in as many requests as needed."""
         path = f"/v1/{self._index(index)}/search"
         most = max(1, min(_QUERIES, _HITS // max(1, k)))
         done = self._in_parts(path, "query", queries, most, {"k": k, **options})
@@ -94,7 +94,7 @@ class Client:
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def doc(self, id: str, *, index: str | None = None) -> Document | None:
-        """Returns the document with an id, None if there is none."""
+        """Return the document with an id, None if there is none."""
         name = self._index(index)
         try:
             found = self._send(
@@ -118,7 +118,7 @@ class Client:
         return sorted(scored, key=lambda found: (-found[1], found[0]))[:top_n]
 
     def upsert(self, documents: Sequence[Document], *, index: str | None = None) -> Written:
-        """Adds documents or replaces those with the same ids, in as many requests as needed; each is durable on return.
+        """Add documents or replace those with the same ids, in as many requests as needed; each is durable on return.
 
         Raises:
           ServiceError: a document is larger than a request may be, so that nothing was sent; or a request was refused, and
@@ -135,18 +135,18 @@ class Client:
         return total
 
     def delete(self, ids: Sequence[str], *, index: str | None = None) -> Written:
-        """Removes documents; ids that are not there are not counted."""
+        """Remove documents; ids that are not there are not counted."""
         total = Written(0)
         for done in self._in_parts(f"/v1/{self._index(index)}/delete", "ids", ids, _IDS):
             total = Written(done["sequence"], deleted=total.deleted + done["deleted"])
         return total
 
     def indexes(self) -> dict[str, Mapping[str, Any]]:
-        """Returns the facts of each index, by name."""
+        """Return the facts of each index, by name."""
         return {facts["name"]: facts for facts in self._send("GET", "/v1/indexes")["indexes"]}
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> "Client":
@@ -173,7 +173,7 @@ class Client:
     def _in_parts(
         self, path: str, field: str, rows: Iterable[Any], most: int, more: Mapping[str, Any] | None = None
     ) -> Iterator[Any]:
-        """Yields the answers to a request whose field has any number of rows, in as many requests as needed.
+        """Yield the answers to a request whose field has any number of rows, in as many requests as needed.
 
         Args:
           path: the path of the requests.
@@ -266,7 +266,7 @@ def _seconds(header: str | None) -> float:
 
 
 def _json(value: Any) -> bytes:
-    """Serialises a value as JSON, including NumPy's arrays and numbers.
+    """Serialise a value as JSON, including NumPy's arrays and numbers.
 
     Raises:
       UserError: JSON cannot represent it, for instance NaN or half a surrogate pair.

@@ -26,7 +26,7 @@ class Local:
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[Found]:
-        """Finds the best documents; see `jaxretr.clients.source.Source.search`.
+        """Find the best documents; see `jaxretr.clients.source.Source.search`.
 
         Raises:
           UsageError: there is no index, it has another name, or an option is unknown.

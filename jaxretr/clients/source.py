@@ -34,7 +34,7 @@ class Source(Protocol):
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[Found]:
-        """Finds the best documents for a question, or for its vector.
+        """Find the best documents for a question, or for its vector.
 
         Args:
           query: the text, or its vector [D].
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 def content_of(hit: Found, *, score: bool = False) -> tuple[str, dict[str, Any]]:
-    """Returns the content and the metadata of a hit for a framework: its text, or its title where it has no text.
+    """Return the content and the metadata of a hit for a framework: its text, or its title where it has no text.
 
     The title is among the metadata, with `score` the score as well. The document's own fields stay as they are: where one
     has such a name and another value, ours is `jaxretr_title` or `jaxretr_score`.

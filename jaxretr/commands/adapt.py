@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, add_precision, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "adapt",
         "Adapt a model to a corpus without judgements (DDR): masked language modelling continues on the corpus, the\n"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `analyse overlap` and `analyse shuffle`."""
+    """Add `analyse overlap` and `analyse shuffle`."""
     commands.command(
         "analyse",
         "What a model has learnt: the overlap of its ranking with BM25's, and what word order is worth to it.",
@@ -79,7 +79,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compares, and prints the result."""
+    """Compare, and print the result."""
     result = _overlap(args) if args.action == "overlap" else _shuffle(args)
     print(result.to_json() if args.json else result.table())
 

@@ -8,7 +8,7 @@ from jaxretr.config import Pooling
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "assemble",
         "Insert a relevance module into the encoder of a domain (DDR); the result is an ordinary model.",

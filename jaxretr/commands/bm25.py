@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, add_run
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "bm25",
         "Search a corpus with BM25, the lexical baseline.",

@@ -7,7 +7,7 @@ from jaxretr.commands.parsing import Commands
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "combine",
         "Combine several models into one, as SPAR does: their vectors are concatenated (or added), with weights on the\n"
@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Combines, and prints the formula."""
+    """Combine, and print the formula."""
     from jaxretr.models.combining import combine
 
     encoder = combine(args.models, args.weights, out=args.out, how=args.how, truncate_dims=args.truncate_dim)

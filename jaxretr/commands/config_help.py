@@ -43,7 +43,7 @@ class Section:
 
 
 def settings_text(config: Config) -> str:
-    """Returns one entry for each setting, by sections: its option, type and value in `config`, and its meaning."""
+    """Return one entry for each setting, by sections: its option, type and value in `config`, and its meaning."""
     parts = []
     for section in sections(config):
         lines = [f"{section.title}: {section.summary}"]
@@ -95,7 +95,7 @@ def _meaning(cls: type, name: str) -> str:
 
 @functools.cache
 def _documented(module: str) -> dict[str, dict[str, str]]:
-    """Collects the docstrings below the fields of a module's classes."""
+    """Collect the docstrings below the fields of a module's classes."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(node, ast.ClassDef):

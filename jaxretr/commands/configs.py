@@ -7,14 +7,14 @@ from jaxretr.experiment import configs, shipped_folder
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `configs`."""
+    """Add `configs`."""
     commands.command(
         "configs", "List the configs that come with the library; jaxretr train takes their names.", "jaxretr configs"
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the name of each config with its first sentence, and the folder of the configs."""
+    """Print the name of each config with its first sentence, and the folder of the configs."""
     shipped = configs()
     width = max(map(len, shipped))
     for name, what in shipped.items():

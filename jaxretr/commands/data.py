@@ -8,7 +8,7 @@ from jaxretr.errors import UserError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `data convert`, `data inspect`, `data validate` and `data build`."""
+    """Add `data convert`, `data inspect`, `data validate` and `data build`."""
     commands.command(
         "data",
         "Training sets and other data files: convert, inspect, validate, build.",
@@ -89,7 +89,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the action that `args.action` names."""
+    """Run the action that `args.action` names."""
     {"convert": _convert, "inspect": _inspect, "validate": _validate, "build": _build}[args.action](args)
 
 

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, add_processes, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `debug` and `debug replay`."""
+    """Add `debug` and `debug replay`."""
     commands.command("debug", "Investigate a training run that failed.", "jaxretr debug replay runs/dpr")
     parser = commands.command(
         "debug replay",
@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the steps again, and prints each step's report."""
+    """Run the steps again, and print each step's report."""
     from jaxretr.replay import replay
 
     print(replay(args.workdir, args.step).table())

@@ -7,7 +7,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "encode",
         "Encode a corpus into a folder of shards; resumes automatically if interrupted. With several processes, each\n"
@@ -53,7 +53,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Encodes a corpus (or questions) into the shards that are missing; with several processes, the first one prints."""
+    """Encode a corpus (or questions) into the shards that are missing; with several processes, the first one prints."""
     if args.side == "question" and len(args.corpus) > 1:
         raise UsageError("--side question reads one file; give --corpus once")
     import jax

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "evaluate",
         "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder or a suite of them; paired tests with\n"
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> str:
-    """Returns the thing to measure.
+    """Return the thing to measure.
 
     Raises:
       UsageError: the arguments do not name exactly one thing to measure, or an option would be ignored.

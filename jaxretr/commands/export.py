@@ -19,7 +19,7 @@ _TARGETS = (
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "export",
         "Export a model to the layout of another library, its encoder to ONNX or StableHLO, or the embeddings of a\n"
@@ -102,7 +102,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Exports, and prints a summary of what was written and verified."""
+    """Export, and print a summary of what was written and verified."""
     from jaxretr.commands.model import load_model
     from jaxretr.export.exporting import export
 

@@ -8,7 +8,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "fuse",
         "Fuse runs by a weighted sum of scores or by reciprocal ranks; tune the weight on a dev run.",

@@ -19,7 +19,7 @@ ranks = window("ranks", "1:100")
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "mine",
         "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
@@ -143,7 +143,7 @@ def _scorer_loader(args: argparse.Namespace) -> "Callable[[], Scorer] | None":
 
 
 def add_bm25(parser: Parser) -> argparse._ArgumentGroup:
-    """Adds --k1, --b and --stemmer."""
+    """Add --k1, --b and --stemmer."""
     group = parser.add_argument_group("of BM25")
     group.add_argument("--k1", type=float, help="saturation of repeated words (default: 0.9)")
     group.add_argument("--b", type=float, help="length normalisation (default: 0.4)")

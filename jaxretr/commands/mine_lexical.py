@@ -8,7 +8,7 @@ from jaxretr.commands.parsing import Commands, at_least_one, from_zero
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "mine lexical",
         "A training set for a dense model that imitates BM25 (or a run, or another model): sentences of the corpus or\n"
@@ -80,7 +80,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Makes the set, or continues an interrupted run, and prints its size."""
+    """Make the set, or continue an interrupted run, and print its size."""
     from jaxretr.data.lexical_set import DEV
     from jaxretr.mine.lexical import mine_lexical
 

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "mine scores",
         "The scores that the teacher of an ART run gave to the passages that the run retrieved, as training data for\n"
@@ -28,7 +28,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the scores."""
+    """Write the scores."""
     from jaxretr.commands.outputs import say_written
     from jaxretr.teacher_scores import mine_scores
 

@@ -10,7 +10,7 @@ from jaxretr.models.formats.dual_encoder_folder import check_finished
 
 
 def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
-    """Loads MODEL with the options that cli.py adds for it."""
+    """Load MODEL with the options that cli.py adds for it."""
     given = {name: getattr(args, name) for name in OF_MODEL}
     return load_encoder(
         args.model,
@@ -21,6 +21,6 @@ def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
 
 
 def model_loader(args: argparse.Namespace) -> Callable[[], DualEncoder | CombinedEncoder]:
-    """Checks that MODEL is not an unfinished run, and returns the function that loads it."""
+    """Check that MODEL is not an unfinished run, and return the function that loads it."""
     check_finished(args.model)
     return lambda: load_model(args)

@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 def say_written(path: str, what: str) -> None:
-    """Prints a line about a file's content; to the log if the file is stdout, whose reader expects the file alone."""
+    """Print a line about a file's content; to the log if the file is stdout, whose reader expects the file alone."""
     line = f"{path}: {what}"
     if open_descriptor(path) == 1:
         log.info("%s", line)

@@ -41,7 +41,7 @@ class Commands(dict[str, Parser]):
     """The parser of each command, in the order of the help; a name of two words is a command's action."""
 
     def command(self, name: str, description: str, example: str, module: str | None = None) -> Parser:
-        """Adds a command.
+        """Add a command.
 
         Args:
           name: the command's name, such as "encode", or "data convert" for an action of the command "data".
@@ -79,7 +79,7 @@ class Commands(dict[str, Parser]):
 
 
 def at_least_one(text: str) -> int:
-    """Reads a whole number from 1."""
+    """Read a whole number from 1."""
     value = int(text) if text.lstrip("+-").isdecimal() and len(text) < 1000 else 0
     if not 1 <= value < 2**31:
         raise argparse.ArgumentTypeError(
@@ -89,14 +89,14 @@ def at_least_one(text: str) -> int:
 
 
 def from_zero(text: str) -> int:
-    """Reads a whole number from 0."""
+    """Read a whole number from 0."""
     if not text.isdecimal() or len(text) > 10 or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"'{text[:40]}' is not a whole number from 0 to {2**31 - 1}")
     return int(text)
 
 
 def window(what: str, example: str) -> Callable[[str], tuple[int, int]]:
-    """Returns a reader of FIRST:LAST, counted from 1."""
+    """Return a reader of FIRST:LAST, counted from 1."""
 
     def read(text: str) -> tuple[int, int]:
         first, _, last = text.partition(":")
@@ -111,7 +111,7 @@ def window(what: str, example: str) -> Callable[[str], tuple[int, int]]:
 
 
 def names(what: str, example: str) -> Callable[[str], tuple[str, ...]]:
-    """Returns a reader of names separated by commas, each once."""
+    """Return a reader of names separated by commas, each once."""
 
     def read(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -137,7 +137,7 @@ OF_MODEL = (
 
 
 def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -> None:
-    """Adds MODEL and the options of reading it; with `encodes` also those of computing."""
+    """Add MODEL and the options of reading it; with `encodes` also those of computing."""
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=MODEL)
     add = parser.add_argument_group("of MODEL").add_argument
     add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
@@ -162,13 +162,13 @@ def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -
 
 
 def add_compute(add: Callable[..., Any]) -> None:
-    """Adds --compute and --batch-size."""
+    """Add --compute and --batch-size."""
     add_precision(add)
     add("--batch-size", type=at_least_one, metavar="N", help="texts per batch (default: chosen for the device)")
 
 
 def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto") -> None:
-    """Adds --compute; without a default, None means that it was not given, and stands for auto."""
+    """Add --compute; without a default, None means that it was not given, and stands for auto."""
     add(
         "--compute",
         choices=get_args(EncodeDtype),
@@ -178,12 +178,12 @@ def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto")
 
 
 def add_engine(add: Callable[..., Any], help: str) -> None:
-    """Adds --engine, for a certified index."""
+    """Add --engine, for a certified index."""
     add("--engine", choices=get_args(EngineName), help=help)
 
 
 def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:
-    """Adds --kind and --max-length, with a prefix where the scorer is not the command's MODEL."""
+    """Add --kind and --max-length, with a prefix where the scorer is not the command's MODEL."""
     add(
         f"--{prefix}kind",
         choices=get_args(ScorerKind),
@@ -200,7 +200,7 @@ def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:
 
 
 def add_rerank(parser: Parser) -> None:
-    """Adds --rerank and the options that belong to it; `commands.reranking.options` reads them."""
+    """Add --rerank and the options that belong to it; `commands.reranking.options` reads them."""
     add = parser.add_argument_group(
         "re-ranking", "a scorer orders the first hits of each question; it computes as --compute says"
     ).add_argument
@@ -215,7 +215,7 @@ def add_rerank(parser: Parser) -> None:
 
 
 def add_run(parser: Parser) -> None:
-    """Adds the questions to search for and the run to write."""
+    """Add the questions to search for and the run to write."""
     add = parser.add_argument
     add("--queries", metavar="FILE", required=True, help="BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines")
     add("-k", type=at_least_one, default=100, help="passages per question (default: %(default)s)")
@@ -224,7 +224,7 @@ def add_run(parser: Parser) -> None:
 
 
 def add_processes(parser: Parser) -> None:
-    """Adds --coordinator, --processes and --process-id."""
+    """Add --coordinator, --processes and --process-id."""
     add = parser.add_argument_group(
         "several processes",
         "run the same command on every host, or once for every GPU. On TPU pods, with Slurm and with Open MPI set "

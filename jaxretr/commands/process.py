@@ -14,7 +14,7 @@ from jaxretr.parallel.tpu_environment import quiet_without_tpu
 
 
 def set_up() -> None:
-    """Sets up logging, warnings, the compilation cache and libtpu; calling it again changes nothing."""
+    """Set up logging, warnings, the compilation cache and libtpu; calling it again changes nothing."""
     _set_up_logging()
     keep_programs()
     quiet_without_tpu()
@@ -53,7 +53,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object) -
 
 
 def apply(args: argparse.Namespace) -> None:
-    """Takes the options out of `args`, if the command has them, and puts them where `parallel.hosts` looks for them.
+    """Take the options out of `args`, if the command has them, and put them where `parallel.hosts` looks for them.
 
     Raises:
       UsageError: some are missing, or the numbers do not fit together.

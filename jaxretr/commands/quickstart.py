@@ -7,7 +7,7 @@ from jaxretr.commands.parsing import Commands, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `quickstart`."""
+    """Add `quickstart`."""
     add = commands.command(
         "quickstart",
         "ART from questions alone on the embedded data: before, after, control, an index, three searches.",
@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the quickstart in the work directory."""
+    """Run the quickstart in the work directory."""
     from jaxretr.quickstart import main
 
     main(Path(args.workdir).expanduser(), args.seed, args.steps)

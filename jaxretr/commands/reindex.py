@@ -7,7 +7,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "reindex",
         "Move a live index to another model: encode its passages, build and certify the new snapshot, then switch in\n"
@@ -25,7 +25,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Moves the index, moves it back, or forgets the old model, and prints a summary."""
+    """Move the index, move it back, or forget the old model, and print a summary."""
     if (args.to is not None) + args.rollback + args.forget != 1:
         raise UsageError("reindex needs one of --to MODEL, --rollback and --forget; give one of them")
     from jaxretr.serve.live import offline

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "report",
         "Write one self-contained HTML page about training runs: settings, curves, metrics with intervals and paired\n"
@@ -22,7 +22,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the page and prints its path."""
+    """Write the page and print its path."""
     from jaxretr.reporting.run_report import report
 
     print(report(args.runs, out=args.out, beir=args.beir, split=args.split, examples=args.examples, search=args.search))

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, add_compute, add_processes, add_s
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "score",
         "Score pairs of question and passage with a cross-encoder, a causal language model or a T5: a training set, a\n"

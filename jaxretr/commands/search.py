@@ -8,7 +8,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "search",
         "Exact search of an embedding store or a saved exact index; approximate search of a certified one. With\n"
@@ -48,7 +48,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Searches and writes the run; with several processes, the first one writes it."""
+    """Search and write the run; with several processes, the first one writes it."""
     import jax
 
     from jaxretr.commands import reranking

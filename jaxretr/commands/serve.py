@@ -13,7 +13,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command and its action."""
+    """Add the command and its action."""
     parser = commands.command(
         "serve",
         "Serve embeddings, search and re-ranking over HTTP: OpenAI's and Cohere's requests, indexes that are searched\n"
@@ -102,14 +102,14 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until a signal stops it."""
+    """Serve until a signal stops it."""
     with _ended_by_signals():
         _serve(args)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ends the process at a signal to stop, until the server handles such signals itself: nothing is open before.
+    """End the process at a signal to stop, until the server handles such signals itself: nothing is open before.
 
     An exception, as Python raises for SIGINT, is lost where it meets a callback, and JAX has one at each garbage collection.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def run(args: argparse.Namespace) -> None:
-    """Adds a key's digest to the file, and prints the key."""
+    """Add a key's digest to the file, and print the key."""
     from jaxretr.serve.keys import add_key
 
     print(add_key(Path(args.keys), args.add, args.scopes.split(",")))

@@ -10,7 +10,7 @@ from jaxretr.errors import UsageError, UserError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `train`."""
+    """Add `train`."""
     parser = commands.command(
         "train",
         "Train by a config; resumes automatically if DIR contains a checkpoint. Any setting of the config can be\n"

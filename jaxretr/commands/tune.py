@@ -9,7 +9,7 @@ from jaxretr.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "tune",
         "Choose the weight of two combined models on dev questions: exact search with a grid of weights in one pass\n"

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "typos",
         "Write query variants with typos; each draw is a file that every command reads.",
@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the draws, and prints a table of their changes."""
+    """Write the draws, and print a table of their changes."""
     from jaxretr.data.typos.writing import write_typos
 
     names = ("out", "profile", "draws", "seed", "keyboard", "misspellings")

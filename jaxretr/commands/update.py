@@ -7,7 +7,7 @@ from jaxretr.commands.parsing import Commands, add_precision, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.command(
         "update",
         "Add and delete passages of a certified or a live index by id, and measure its recall certificate again; without\n"
@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Updates, and prints a summary of the changes."""
+    """Update, and print a summary of the changes."""
     from jaxretr.export.exporting import update
 
     delete = None if args.delete is None else Path(args.delete)

@@ -6,7 +6,7 @@ from jaxretr.commands.parsing import Commands
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds the command."""
+    """Add the command."""
     add = commands.command(
         "verify",
         "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",
@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Verifies, and prints a summary of what agrees."""
+    """Verify, and print a summary of what agrees."""
     from jaxretr.export.exporting import verify
 
     print(verify(args.folder, args.library))

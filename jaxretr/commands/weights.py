@@ -8,7 +8,7 @@ MODEL = "a run directory, or any folder or hub name of a model with both towers"
 
 
 def add_how(add: Callable[..., argparse.Action]) -> None:
-    """Adds --how."""
+    """Add --how."""
     add(
         "--how",
         choices=("concatenate", "sum"),
@@ -17,7 +17,7 @@ def add_how(add: Callable[..., argparse.Action]) -> None:
 
 
 def add_grid(add: Callable[..., argparse.Action], default: str | None = "log") -> None:
-    """Adds --grid."""
+    """Add --grid."""
     add(
         "--grid",
         type=_grid_of,
@@ -29,7 +29,7 @@ def add_grid(add: Callable[..., argparse.Action], default: str | None = "log") -
 
 
 def weight(text: str) -> float:
-    """Reads a weight."""
+    """Read a weight."""
     try:
         value = float(text)
     except ValueError:
@@ -51,7 +51,7 @@ def _grid_of(text: str) -> str | tuple[float, ...]:
 
 
 def sizes(text: str) -> tuple[int | None, ...]:
-    """Reads numbers of dimensions, one per model."""
+    """Read numbers of dimensions, one per model."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part == "all" or (part.isdecimal() and int(part)) for part in parts):
         raise argparse.ArgumentTypeError(

@@ -57,7 +57,7 @@ class AnswerMatcher:
     """
 
     def __init__(self, match: Match = "string", cached_passages: int = 100_000):
-        """Makes a matcher.
+        """Make a matcher.
 
         Args:
           match: "string" or "regex".
@@ -95,7 +95,7 @@ class AnswerMatcher:
         return bool(possible) and any(tokens.joined in self._joined(text) for tokens in possible)
 
     def first_hit(self, texts: Iterable[str], answers: Sequence[str]) -> int | None:
-        """Returns the index of the first text that contains an answer, or None."""
+        """Return the index of the first text that contains an answer, or None."""
         return next((index for index, text in enumerate(texts) if self.has_answer(text, answers)), None)
 
     def _compiled(self, answer: str) -> Any:

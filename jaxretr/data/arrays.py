@@ -10,7 +10,7 @@ from jaxretr.storage.files import atomic_write
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:
-    """Writes an .npy file that appears when it is complete; no more than a block is in memory.
+    """Write an .npy file that appears when it is complete; no more than a block is in memory.
 
     Args:
       path: the file.

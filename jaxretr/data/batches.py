@@ -26,7 +26,7 @@ class QuestionBatches:
     """
 
     def __init__(self, num_examples: int, batch_size: int, seed: int):
-        """Sets up the stream.
+        """Set up the stream.
 
         Args:
           num_examples: at least 1.
@@ -47,13 +47,13 @@ class QuestionBatches:
         self._stream: Any = grain.MapDataset.range(num_examples).shuffle(seed=spread).repeat().batch(batch_size)
 
     def indices(self, step: int) -> np.ndarray:
-        """Returns the examples of a step, counted from 0: int64 [batch_size], each in [0, num_examples)."""
+        """Return the examples of a step, counted from 0: int64 [batch_size], each in [0, num_examples)."""
         if step < 0:
             raise ValueError(f"step {step}: steps count from 0")
         return np.asarray(self._stream[int(step)], np.int64)
 
     def epoch(self, step: int) -> int:
-        """Returns the epoch, counted from 0, of the first example of a step."""
+        """Return the epoch, counted from 0, of the first example of a step."""
         return int(step) * self.batch_size // self.num_examples
 
 
@@ -61,7 +61,7 @@ class MadeAhead(Generic[T]):
     """Inputs that the host makes for each step, in a thread while the devices work on earlier steps."""
 
     def __init__(self, make: Callable[[int], T]):
-        """Makes nothing yet.
+        """Make nothing yet.
 
         Args:
           make: a function of the step alone, whose result is not None.
@@ -74,7 +74,7 @@ class MadeAhead(Generic[T]):
         self._iterator: Any = None
 
     def __getitem__(self, step: int) -> T:
-        """Returns `make(step)`, at once if the step follows the previous call's."""
+        """Return `make(step)`, at once if the step follows the previous call's."""
         if step != self._next:
             self._iterator = iter(self._steps[step:].to_iter_dataset(self._options))
         self._next = step + 1

@@ -23,7 +23,7 @@ _FRACTION = re.compile("[¼-¾⅐-⅟↉]")
 
 
 def plain_forms(text: str) -> str:
-    """Returns a text in Unicode's form NFKC, and without the dot that İ keeps in lower case (i̇).
+    """Return a text in Unicode's form NFKC, and without the dot that İ keeps in lower case (i̇).
 
     Composed and combining accents become the same, and so do forms of one letter or digit: full-width, half-width,
     ligatures, circled, superscript. Upper and lower case stay. A fraction is separated from the character before it.
@@ -36,7 +36,7 @@ def plain_forms(text: str) -> str:
 
 
 def split_characters(text: str) -> list[str]:
-    """Splits a text into characters as readers see them: code points that belong to a letter or picture stay with it.
+    """Split a text into characters as readers see them: code points that belong to a letter or picture stay with it.
 
     Such are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
     syllables that are spelt out, and pictures joined to one.
@@ -67,7 +67,7 @@ def _is_joined(first: str, before: str, character: str) -> bool:
 
 
 def spans_of_characters(text: str) -> list[tuple[int, int]]:
-    """Returns begin and end of each letter or digit of a text, with its combining marks."""
+    """Return begin and end of each letter or digit of a text, with its combining marks."""
     if text.isascii() or not any(map(extends, set(text))):
         return [(at, at + 1) for at, character in enumerate(text) if character.isalnum()]
     spans, begin = [], 0

@@ -73,7 +73,7 @@ class Corpus:
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage]) -> "Corpus":
-        """Returns the corpus of `passages`, in their order.
+        """Return the corpus of `passages`, in their order.
 
         Raises:
           UserError: two passages have the same id.
@@ -87,7 +87,7 @@ class Corpus:
         return corpus
 
     def followed_by(self, other: "Corpus", where: str | Path) -> "Corpus":
-        """Returns a corpus of these passages and then the other's.
+        """Return a corpus of these passages and then the other's.
 
         Args:
           other: a corpus that was read from another file.
@@ -118,11 +118,11 @@ class Corpus:
         return id in self._row_of_id()
 
     def row(self, id: str) -> int:
-        """Returns the row of the passage with this id; KeyError if there is none."""
+        """Return the row of the passage with this id; KeyError if there is none."""
         return self._row_of_id()[id]
 
     def fingerprint(self) -> str:
-        """Returns a sha256 (hexadecimal) over all ids, titles and texts in their order."""
+        """Return a sha256 (hexadecimal) over all ids, titles and texts in their order."""
         if self._fingerprint is None:
             self._fingerprint = content_fingerprint(self.ids, self.titles, self.texts)
         return self._fingerprint
@@ -134,7 +134,7 @@ class Corpus:
 
 
 def content_fingerprint(*columns: Sequence[str]) -> str:
-    """Returns a sha256 (hexadecimal) over columns of strings, all of one length.
+    """Return a sha256 (hexadecimal) over columns of strings, all of one length.
 
     Every string is preceded by its length in bytes, so that no two contents hash the same bytes.
     """
@@ -142,7 +142,7 @@ def content_fingerprint(*columns: Sequence[str]) -> str:
 
 
 def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3) -> str:
-    """Computes `content_fingerprint` of rows that are read one by one: `count` rows of `columns` strings each."""
+    """Compute `content_fingerprint` of rows that are read one by one: `count` rows of `columns` strings each."""
     digest = hashlib.sha256(struct.pack("<QQ", columns, count))
     lengths = struct.Struct(f"<{columns}Q")
     for row in rows:
@@ -152,7 +152,7 @@ def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3
 
 
 def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
-    """Yields (line number, passage) from a corpus file or a BEIR folder, without checking for duplicate ids.
+    """Yield (line number, passage) from a corpus file or a BEIR folder, without checking for duplicate ids.
 
     Formats, each also gzipped: JSON lines (id under "_id", "id" or "docid"; "text" or "contents"; "title" may be
     missing or null), DPR's tab-separated `id text title` with a header in any order and csv quoting, and MS MARCO's
@@ -174,7 +174,7 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
 
 
 def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
-    """Reads a whole corpus; for the formats see `iter_passages`.
+    """Read a whole corpus; for the formats see `iter_passages`.
 
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
@@ -207,7 +207,7 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
 
 
 def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
-    """Returns (line number, passage) for the rows of `bad.path`; bad rows go to `bad`. See `iter_passages`."""
+    """Return (line number, passage) for the rows of `bad.path`; bad rows go to `bad`. See `iter_passages`."""
     path = bad.path
     if isinstance(path, DataName):
         return _passages(bad, path.rows(), _passage_of_row)
@@ -261,7 +261,7 @@ def _passage_of_row(row: dict[str, Any]) -> Passage:
 
 
 def _dpr_passage(names: Sequence[str]) -> Callable[[list[str]], Passage]:
-    """Returns the parser of rows under a header with these names."""
+    """Return the parser of rows under a header with these names."""
     id_column = next(names.index(name) for name in _HEADER_IDS if name in names)
     text_column = next(names.index(name) for name in _HEADER_TEXTS if name in names)
     title_column = names.index("title") if "title" in names else None

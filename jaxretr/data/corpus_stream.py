@@ -38,7 +38,7 @@ class CorpusStream:
         skip_bad: bool = False,
         watch: Callable[[Iterable[Passage]], Iterator[Passage]] = _same,
     ):
-        """Reads everything twice: for the rows and their ids, and for the fingerprint.
+        """Read everything twice: for the rows and their ids, and for the fingerprint.
 
         Args:
           paths: files or BEIR folders, as `iter_passages` takes them.
@@ -80,17 +80,17 @@ class CorpusStream:
         self.fingerprint = rows_fingerprint(rows, self.num_rows)
 
     def passages(self) -> Iterator[tuple[int, Passage]]:
-        """Yields (line number in its file, passage), row by row."""
+        """Yield (line number in its file, passage), row by row."""
         for _, line, passage in self._numbered():
             yield line, passage
 
     def placed(self) -> Iterator[tuple[str, Passage]]:
-        """Yields ("path:line", passage), row by row."""
+        """Yield ("path:line", passage), row by row."""
         for file, line, passage in self._numbered():
             yield f"{self.paths[file]}:{line}", passage
 
     def with_field(self, name: str) -> Iterator[tuple[str, Passage, Any]]:
-        """Yields ("path:line", passage, value of a further field of its JSON row), row by row.
+        """Yield ("path:line", passage, value of a further field of its JSON row), row by row.
 
         Raises:
           UserError: a file that is not JSON lines, or a row without the field.
@@ -113,7 +113,7 @@ class CorpusStream:
             yield f"{self.paths[file]}:{line}", passage, row[name]
 
     def _numbered(self, all_bad: Sequence[BadRows] | None = None) -> Iterator[tuple[int, int, Passage]]:
-        """Yields (number of the file, line number, passage)."""
+        """Yield (number of the file, line number, passage)."""
         # The first reading counted or refused bad rows.
         for file, bad in enumerate(all_bad or [BadRows(path, skip=True) for path in self.paths]):
             for line, passage in numbered_passages(bad):
@@ -121,7 +121,7 @@ class CorpusStream:
                     yield file, line, passage
 
     def _find_repeated(self, hashes: array, all_bad: Sequence[BadRows]) -> frozenset[tuple[int, int]]:
-        """Returns (number of the file, line) of the passages whose id occurs earlier."""
+        """Return (number of the file, line) of the passages whose id occurs earlier."""
         in_order = np.sort(np.frombuffer(hashes, np.int64))
         suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
         if not suspects:

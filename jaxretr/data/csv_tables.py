@@ -20,7 +20,7 @@ csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
 
 
 def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
+    """Yield (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
 
     A field that begins with a quotation mark is read as csv reads it, with the tabs and line breaks in it, if it closes
     properly and its row has the right number of columns. Otherwise nothing is quoted: the line is split at its tabs and
@@ -35,12 +35,12 @@ def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
-    """Yields (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
+    """Yield (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
     return _table_rows(path, ",", None)
 
 
 def csv_line(fields: Iterable[Any], delimiter: str = "\t") -> str:
-    """Returns fields (lists as JSON) as a row with csv quoting, and its line end; Python's csv reads it as ours does.
+    """Return fields (lists as JSON) as a row with csv quoting, and its line end; Python's csv reads it as ours does.
 
     csv.writer is not used: before Python 3.11.9 and 3.12.3 it leaves a field with a bare carriage return unquoted.
     """
@@ -97,15 +97,15 @@ class _Lines:
         self._pending: deque[tuple[int, str]] = deque()
 
     def next(self) -> tuple[int, str] | None:
-        """Takes a line; None at the end."""
+        """Take a line; None at the end."""
         return self._pending.popleft() if self._pending else next(self._lines, None)
 
     def give_back(self, taken: list[tuple[int, str]]) -> None:
-        """Puts lines back before the others."""
+        """Put lines back before the others."""
         self._pending.extendleft(reversed(taken))
 
     def of_row(self, line: str, taken: list[tuple[int, str]], tabs: int | None) -> Iterator[str]:
-        """Yields a line and, as long as csv's reader asks for more, those after it.
+        """Yield a line and, as long as csv's reader asks for more, those after it.
 
         Args:
           line: the first line.

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def duplicate_groups(passages: Corpus) -> np.ndarray:
-    """Returns the duplicate group of every row, int32 [N]: the lowest row with the same title and text; warns of any."""
+    """Return the duplicate group of every row, int32 [N]: the lowest row with the same title and text; warn of any."""
     first = _first(passages.titles, passages.texts)
     if len(repeated := np.flatnonzero(first != np.arange(len(first)))):
         note(
@@ -25,7 +25,7 @@ def duplicate_groups(passages: Corpus) -> np.ndarray:
 
 
 def duplicate_groups_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:
-    """Returns the duplicate groups of `rows` among themselves, int32 [N]; every other row is a group of its own."""
+    """Return the duplicate groups of `rows` among themselves, int32 [N]; every other row is a group of its own."""
     table = np.arange(len(passages), dtype=np.int32)
     chosen = rows.tolist()
     first = _first([passages.titles[row] for row in chosen], [passages.texts[row] for row in chosen])
@@ -34,7 +34,7 @@ def duplicate_groups_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of_texts(corpus: Corpus, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-    """Returns the lowest row of the corpus with each title and text, int64; -1 if it has none."""
+    """Return the lowest row of the corpus with each title and text, int64; -1 if it has none."""
     keys, wanted = _content_keys(corpus.titles, corpus.texts), _content_keys(titles, texts)
     order = np.argsort(keys, kind="stable")
     begins, ends = (np.searchsorted(keys, wanted, side, sorter=order) for side in ("left", "right"))

@@ -61,7 +61,7 @@ class Selection:
         return self.last_negative - self.first_negative + 1
 
     def cut(self, ranked: np.ndarray, missing: float) -> np.ndarray:
-        """Returns the columns [B, P + M] of rankings [B, K], filled up with `missing`."""
+        """Return the columns [B, P + M] of rankings [B, K], filled up with `missing`."""
         lacking = max(0, self.last_negative - ranked.shape[1])
         ranked = np.pad(ranked, ((0, 0), (0, lacking)), constant_values=missing)
         negatives = ranked[:, self.first_negative - 1 : self.last_negative]
@@ -148,7 +148,7 @@ class LexicalSet:
 
     @classmethod
     def open(cls, folder: str | Path) -> "LexicalSet":
-        """Opens a set.
+        """Open a set.
 
         Raises:
           UserError: there is none, it has another version, or a file is missing or damaged.
@@ -195,7 +195,7 @@ class LexicalSet:
         settings: dict[str, Any],
         wanted: np.ndarray | None = None,
     ) -> "LexicalSet":
-        """Writes a set of the queries for which every teacher has at least one positive and one negative.
+        """Write a set of the queries for which every teacher has at least one positive and one negative.
 
         Args:
           folder: created if missing; a set in it is replaced, other files are left alone.
@@ -266,7 +266,7 @@ def is_lexical_set(folder: str | Path) -> bool:
 
 
 def usable_queries(ranking: Ranking, selection: Selection) -> np.ndarray:
-    """Returns the mask of the queries for which a teacher has at least one positive and one negative, bool [Q]."""
+    """Return the mask of the queries for which a teacher has at least one positive and one negative, bool [Q]."""
     usable = np.empty(len(ranking.rows), bool)
     for block in _slices(len(usable)):
         found = selection.cut(ranking.rows[block], -1) >= 0

@@ -17,7 +17,7 @@ _OF = "sha256 of the file"
 
 
 def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
-    """Writes the record of a file that is complete; a stream gets none.
+    """Write the record of a file that is complete; a stream gets none.
 
     Args:
       path: the file.
@@ -31,7 +31,7 @@ def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
 
 
 def read_record(path: str | Path) -> dict[str, str] | None:
-    """Reads the facts of a file's record; None where it has no record, or one of other contents."""
+    """Read the facts of a file's record; None where it has no record, or one of other contents."""
     path = Path(path).expanduser()
     try:
         facts = json.loads(_record(path).read_text())

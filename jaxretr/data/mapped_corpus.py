@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 def mapped_corpus(path: str | Path, root: Path) -> Corpus:
-    """Returns the corpus of a file, as `read_corpus` does, with columns that are mapped into memory.
+    """Return the corpus of a file, as `read_corpus` does, with columns that are mapped into memory.
 
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz; for the formats see `iter_passages`.
@@ -58,7 +58,7 @@ def mapped_corpus(path: str | Path, root: Path) -> Corpus:
 
 
 def _open(folder: Path) -> Corpus | None:
-    """Opens the corpus of a folder; None if there is none, or an incomplete one."""
+    """Open the corpus of a folder; None if there is none, or an incomplete one."""
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
         columns = [_column(folder, name) for name in _COLUMNS]
@@ -97,7 +97,7 @@ def _write(folder: Path, stream: CorpusStream) -> None:
 
 
 def _column(folder: Path, name: str) -> MappedTexts:
-    """Opens a column: NAME.bytes, its UTF-8 bytes, and NAME.offsets, int64 [N + 1]."""
+    """Open a column: NAME.bytes, its UTF-8 bytes, and NAME.offsets, int64 [N + 1]."""
     offsets, content = np.memmap(folder / f"{name}.offsets", np.int64, "r"), mapped_bytes(folder / f"{name}.bytes")
     if len(content) != offsets[-1]:
         raise ValueError(f"{name}.bytes has {len(content)} bytes, not {offsets[-1]}")
@@ -106,7 +106,7 @@ def _column(folder: Path, name: str) -> MappedTexts:
 
 @contextlib.contextmanager
 def _written_column(folder: Path, name: str) -> Iterator[Callable[[str], None]]:
-    """Writes a column; yields the function that adds a text to it."""
+    """Write a column; yield the function that adds a text to it."""
     with open(folder / f"{name}.bytes", "wb") as content, open(folder / f"{name}.offsets", "wb") as offsets:
         end = 0
         offsets.write(bytes(8))

@@ -67,7 +67,7 @@ class MappedTexts(Sequence[str]):
 
 
 def mapped_bytes(path: Path) -> np.ndarray:
-    """Maps the bytes of a file, uint8; an empty file, which cannot be mapped, is an empty array."""
+    """Map the bytes of a file, uint8; an empty file, which cannot be mapped, is an empty array."""
     return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
 
@@ -78,7 +78,7 @@ class QueryStore(MappedTexts):
     """
 
     def __init__(self, folder: str | Path):
-        """Opens a store.
+        """Open a store.
 
         Raises:
           UserError: a file of it is missing or damaged.
@@ -99,7 +99,7 @@ class QueryStore(MappedTexts):
         super().__init__(offsets, content)
 
     def fingerprint(self) -> str:
-        """Returns a sha256 (hexadecimal) over the texts."""
+        """Return a sha256 (hexadecimal) over the texts."""
         digest = hashlib.sha256()
         for name in (OFFSETS, TEXTS):
             with open(self.folder / name, "rb") as file:
@@ -121,7 +121,7 @@ class QueryStoreWriter:
         return self._count
 
     def append(self, text: str) -> None:
-        """Adds a text; half a surrogate pair, which JSON may contain, is kept as it is."""
+        """Add a text; half a surrogate pair, which JSON may contain, is kept as it is."""
         self._bytes += self._texts.write(text.encode("utf-8", "surrogatepass"))
         self._count += 1
         self._unwritten.append(self._bytes)
@@ -129,7 +129,7 @@ class QueryStoreWriter:
             self._flush()
 
     def finish(self) -> None:
-        """Writes the rest, and the header with the final number of texts."""
+        """Write the rest, and the header with the final number of texts."""
         self._flush()
         self._offsets.seek(0)
         self._write_header()
@@ -146,7 +146,7 @@ class QueryStoreWriter:
 
 @contextmanager
 def write_queries(folder: str | Path) -> Iterator[QueryStoreWriter]:
-    """Writes a store text by text; its files appear when the block ends, and not at all if it fails.
+    """Write a store text by text; its files appear when the block ends, and not at all if it fails.
 
     Args:
       folder: created if missing; a store in it is replaced.

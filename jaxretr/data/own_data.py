@@ -225,7 +225,7 @@ def _useless(path: Path, kind: str, wanted: str) -> UsageError:
 
 
 def _with_metric_of_judgements(config: Any) -> Any:
-    """Returns the config with recall@k if its best checkpoint is chosen by acc@k, which needs answers."""
+    """Return the config with recall@k if its best checkpoint is chosen by acc@k, which needs answers."""
     name, _, k = config.train.best_metric.partition("@")
     if name != "acc" or not k:
         return config
@@ -234,7 +234,7 @@ def _with_metric_of_judgements(config: Any) -> Any:
 
 
 def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
-    """Logs the training data, and the data that choose the best checkpoint; `split` and `dev` are a BEIR folder's."""
+    """Log the training data, and the data that choose the best checkpoint; `split` and `dev` are a BEIR folder's."""
     trained = (
         f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"
     )

@@ -50,7 +50,7 @@ def is_pair_file(path: str | Path) -> bool:
 
 
 def read_pair_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Pair]]:
-    """Yields each row with all its fields, and its pair.
+    """Yield each row with all its fields, and its pair.
 
     Args:
       path: JSON lines, or .csv or .tsv with a header; gzipped or not.
@@ -79,7 +79,7 @@ def _pair(row: dict[str, Any]) -> Pair:
 
 
 def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Writes rows as JSON lines, or as a table with the first row's columns where the name ends in .csv or .tsv.
+    """Write rows as JSON lines, or as a table with the first row's columns where the name ends in .csv or .tsv.
 
     Returns:
       The number of rows that were written.

@@ -33,7 +33,7 @@ def is_same_text(question: str, title: str, text: str) -> bool:
 def own_rows(
     questions: Sequence[Question], corpus: Corpus, qrels: Mapping[str, Mapping[str, int]] | None = None
 ) -> np.ndarray:
-    """Finds the passages that are the questions themselves: with the question's id and its text, and not judged relevant.
+    """Find the passages that are the questions themselves: with the question's id and its text, and not judged relevant.
 
     Args:
       questions: B questions with different ids, as they were written, without generated typos.
@@ -98,7 +98,7 @@ def first_with_text(texts: Iterable[str]) -> np.ndarray:
 
 
 def joined_by_text(texts: Sequence[str], rows: Iterable[Iterable[int]]) -> list[list[int]]:
-    """Joins the rows of each question with those of all questions with the same text, each row once."""
+    """Join the rows of each question with those of all questions with the same text, each row once."""
     same = first_with_text(texts).tolist()
     joined: dict[int, dict[int, None]] = {}
     for first, of_one in zip(same, rows, strict=True):

@@ -51,7 +51,7 @@ _Fields = tuple[str | None, str, tuple[str, ...]]
 
 
 def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
-    """Reads questions, in the file's order.
+    """Read questions, in the file's order.
 
     Formats, each also gzipped:
       JSON lines: BEIR's {_id, text, metadata.answers?}; "question" or "query" for the text, "answers" or "answer"
@@ -99,7 +99,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
 
 
 def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
-    """Returns (line number, (id or None, text, answers) or the row's fault); see `read_questions`."""
+    """Return (line number, (id or None, text, answers) or the row's fault); see `read_questions`."""
     head = first_line(path)
     suffix = bare_suffix(path)
     named_text = suffix in (".txt", ".tsv", ".csv")

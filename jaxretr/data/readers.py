@@ -63,7 +63,7 @@ class BeirSet:
 
 
 def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Reads judgements: BEIR's `query-id corpus-id score` by tabs (csv), TREC's `query 0 passage grade`, or JSON lines.
+    """Read judgements: BEIR's `query-id corpus-id score` by tabs (csv), TREC's `query 0 passage grade`, or JSON lines.
 
     Args:
       path: a file, gzipped or not; a BEIR header is recognised by its names, and one without is read too. JSON lines have
@@ -93,7 +93,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
 
 
 def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
-    """Returns (line number, (question id, passage id, grade) or the row's fault) of a file of judgements."""
+    """Return (line number, (question id, passage id, grade) or the row's fault) of a file of judgements."""
     if bare_suffix(path) in (".jsonl", ".ndjson"):
         return parsed(json_lines(path), _json_judgement)
     return _table_judgements(path)
@@ -152,7 +152,7 @@ def _table_judgements(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | 
 
 
 def _columns(line: str) -> list[str]:
-    """Splits at tabs, or else at spaces, of which TREC files have several in a row; an id may have a no-break space."""
+    """Split at tabs, or else at spaces, of which TREC files have several in a row; an id may have a no-break space."""
     return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
@@ -164,7 +164,7 @@ def _is_grade(value: Any) -> bool:
 
 
 def read_beir(folder: str | Path, split: str | None, setting: str | None = None) -> BeirSet:
-    """Reads a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
+    """Read a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
 
     Args:
       folder: the folder.
@@ -196,7 +196,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
 
 
 def beir_folder(path: str | Path) -> Path:
-    """Returns the path of a BEIR folder, or the name of a collection that stands for one.
+    """Return the path of a BEIR folder, or the name of a collection that stands for one.
 
     Raises:
       UserError: there is no such folder, or the name stands for something else.
@@ -211,14 +211,14 @@ def beir_folder(path: str | Path) -> Path:
 
 
 def beir_splits(folder: Path) -> list[str]:
-    """Returns the names of a BEIR folder's judgements, sorted; none if it has no qrels/."""
+    """Return the names of a BEIR folder's judgements, sorted; none if it has no qrels/."""
     if isinstance(folder, DataName):
         return folder.splits()
     return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in folder.glob("qrels/*.tsv*")})
 
 
 def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
-    """Returns the file with a BEIR folder's judgements of `split`.
+    """Return the file with a BEIR folder's judgements of `split`.
 
     Args:
       folder: the folder.

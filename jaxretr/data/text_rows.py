@@ -51,7 +51,7 @@ class BadRows:
         self.first = ""
 
     def add(self, line: int, problem: str | RowError) -> None:
-        """Takes one bad row.
+        """Take one bad row.
 
         Raises:
           UserError: bad rows are not to be skipped.
@@ -72,7 +72,7 @@ class BadRows:
         return True
 
     def finish(self, kept: int, rows: str, remedy: str) -> None:
-        """Reports skipped rows.
+        """Report skipped rows.
 
         Raises:
           UserError: no row is left.
@@ -83,7 +83,7 @@ class BadRows:
             raise UserError(f"{self.path}: no {rows}{after}; {remedy}")
 
     def report(self, kept: int) -> None:
-        """Logs one warning if rows were skipped."""
+        """Log one warning if rows were skipped."""
         if self.count:
             note(
                 _log.warning, "%s: skipped %d bad rows, kept %d; the first: %s", self.path, self.count, kept, self.first
@@ -91,7 +91,7 @@ class BadRows:
 
 
 def find_input(path: str | Path, stem: str = "") -> Path:
-    """Returns the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
+    """Return the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
 
     For a named data set it is the name of the table that stands for this file.
 
@@ -115,7 +115,7 @@ def find_input(path: str | Path, stem: str = "") -> Path:
 
 
 def input_facts(path: Path) -> list[Any]:
-    """Returns JSON values that change when a file does: its path, size and modification time, or a named set's facts.
+    """Return JSON values that change when a file does: its path, size and modification time, or a named set's facts.
 
     Raises:
       UserError: it cannot be read.
@@ -130,14 +130,14 @@ def input_facts(path: Path) -> list[Any]:
 
 
 def input_digest(path: Path) -> str:
-    """Returns a sha256 (hexadecimal): of a file's bytes, or of a named data set's facts."""
+    """Return a sha256 (hexadecimal): of a file's bytes, or of a named data set's facts."""
     if isinstance(path, DataName):
         return hashlib.sha256(json.dumps(path.facts()).encode()).hexdigest()
     return sha256(path)
 
 
 def bare_suffix(path: Path) -> str:
-    """Returns the lower-case suffix of a file name without a final .gz: ".jsonl" for "corpus.jsonl.gz"."""
+    """Return the lower-case suffix of a file name without a final .gz: ".jsonl" for "corpus.jsonl.gz"."""
     if isinstance(path, DataName):
         return ".jsonl"  # as its rows are
     name = path.name.lower().removesuffix(".gz")
@@ -145,7 +145,7 @@ def bare_suffix(path: Path) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, line without its end) of a UTF-8 file, gzip or not.
+    """Yield (line number from 1, line without its end) of a UTF-8 file, gzip or not.
 
     Lines end at LF or CRLF only: U+2028 and the like are characters of the text. Invalid UTF-8
     comes through as lone surrogates, so that one bad line costs one row; `check_utf8` finds it.
@@ -158,18 +158,18 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def lines_with_ends(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines of `numbered_lines` with their ends, which are text inside a quoted field."""
+    """Yield the lines of `numbered_lines` with their ends, which are text inside a quoted field."""
     for number, raw in _raw_pieces(path):
         yield number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else "")
 
 
 def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines of `numbered_lines` that are not blank."""
+    """Yield the lines of `numbered_lines` that are not blank."""
     return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
 def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of `numbered_lines` as bytes; reads a file once, so that it may be a pipe."""
+    """Yield the lines of `numbered_lines` as bytes; read a file once, so that it may be a pipe."""
     for number, raw in _raw_pieces(path):
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -177,7 +177,7 @@ def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Yields (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it.
+    """Yield (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it.
 
     With `cut_lines` a piece ends after `size` bytes or with its line.
     """
@@ -212,7 +212,7 @@ def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) ->
 
 
 def first_line(path: Path) -> str:
-    """Returns the first line that is not blank, only its beginning if it is very long, or an empty string."""
+    """Return the first line that is not blank, only its beginning if it is very long, or an empty string."""
     for number, raw in _raw_pieces(path, _HEAD_BYTES, cut_lines=True):
         raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").removesuffix(b"\n").removesuffix(b"\r")
         if (text := raw.decode("utf-8", errors="surrogateescape")).strip():
@@ -221,7 +221,7 @@ def first_line(path: Path) -> str:
 
 
 def first_character(path: Path) -> str:
-    """Returns the first character that is not white space, or an empty string: a JSON array may be one long line."""
+    """Return the first character that is not white space, or an empty string: a JSON array may be one long line."""
     for _, raw in _raw_pieces(path, 4096):
         if text := raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace").lstrip():
             return text[0]
@@ -229,7 +229,7 @@ def first_character(path: Path) -> str:
 
 
 def check_utf8(line: str) -> None:
-    """Raises RowError if a line of `numbered_lines` contained invalid UTF-8."""
+    """Raise RowError if a line of `numbered_lines` contained invalid UTF-8."""
     if line.isascii():
         return
     try:
@@ -242,7 +242,7 @@ def check_utf8(line: str) -> None:
 
 
 def check_trec_id(id: str) -> None:
-    """Raises RowError for an id that a TREC run cannot represent."""
+    """Raise RowError for an id that a TREC run cannot represent."""
     if what := trec_problem(id):
         raise RowError(f"the id {id!r} {what}, which a TREC run cannot represent; rename it, or write --format jsonl")
 
@@ -255,7 +255,7 @@ def trec_problem(column: str) -> str:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Parses a line that is one JSON object; RowError if it is not."""
+    """Parse a line that is one JSON object; RowError if it is not."""
     check_utf8(line)
     try:
         row = json.loads(line)
@@ -267,7 +267,7 @@ def json_object(line: str) -> dict[str, Any]:
 def parsed(
     rows: Iterable[tuple[int, T | RowError]], parse: Callable[[T, int, int], Parsed]
 ) -> Iterator[tuple[int, Parsed | RowError]]:
-    """Yields the results of `parse` for a file's rows, and in the place of bad rows their faults.
+    """Yield the results of `parse` for a file's rows, and in the place of bad rows their faults.
 
     Args:
       rows: (line number, row or its fault).
@@ -283,7 +283,7 @@ def parsed(
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object.
+    """Return (line number, object) for every line that is not blank; a RowError for a line that is not an object.
 
     For a named data set these are the numbers of its rows, and the rows.
     """
@@ -293,7 +293,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
 
 
 def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yields (line number, object) for every element of a file that is one JSON array.
+    """Yield (line number, object) for every element of a file that is one JSON array.
 
     A RowError takes the place of an element that is not an object. The file is read as the elements are consumed:
     DPR's training sets may be larger than the memory.
@@ -330,7 +330,7 @@ class _JsonSource:
         self.text, self.at, self.line = "", 0, 1
 
     def more(self) -> bool:
-        """Reads on until the remaining text has doubled; False at the end of the file."""
+        """Read on until the remaining text has doubled; False at the end of the file."""
         left = len(self.text) - self.at
         if left > _LONGEST_BYTES:
             self.fail(f"the element that begins here is longer than {_LONGEST_BYTES} characters")
@@ -344,12 +344,12 @@ class _JsonSource:
         return len(blocks) > 1
 
     def advance(self, end: int) -> None:
-        """Takes the text before `end`."""
+        """Take the text before `end`."""
         self.line += self.text.count("\n", self.at, end)
         self.at = end
 
     def next_character(self) -> str:
-        """Takes white space, and returns the next character without taking it; empty at the end of the file."""
+        """Take white space, and return the next character without taking it; empty at the end of the file."""
         while True:
             match = _SPACE.match(self.text, self.at)
             assert match is not None
@@ -360,7 +360,7 @@ class _JsonSource:
                 return ""
 
     def element(self) -> tuple[Any, str]:
-        """Takes the value that begins here; returns it and its source."""
+        """Take the value that begins here; return it and its source."""
         while True:
             try:
                 row, end = self.decoder.raw_decode(self.text, self.at)
@@ -386,14 +386,14 @@ class _JsonSource:
         return row, source
 
     def fail(self, problem: object) -> NoReturn:
-        """Raises the error of a broken file."""
+        """Raise the error of a broken file."""
         raise UserError(
             f"{self.path}:{self.line}: broken JSON array ({problem}); repair or fetch the file again"
         ) from None
 
 
 def _checked_blocks(path: Path) -> Iterator[str]:
-    """Yields a UTF-8 file in blocks of text; UserError if it is not valid."""
+    """Yield a UTF-8 file in blocks of text; UserError if it is not valid."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     line = 1
     # The end comes as an empty piece: the file may be cut inside a character.
@@ -431,7 +431,7 @@ def _kind(value: Any) -> str:
 
 
 def string_field(row: dict[str, Any], names: tuple[str, ...], *, allow_int: bool = False) -> str | None:
-    """Returns the string under the first of `names` that the row has with a value, or None.
+    """Return the string under the first of `names` that the row has with a value, or None.
 
     Args:
       row: a parsed JSON object.
@@ -454,7 +454,7 @@ def string_field(row: dict[str, Any], names: tuple[str, ...], *, allow_int: bool
 
 
 def missing_field(row: dict[str, Any], names: tuple[str, ...]) -> RowError:
-    """Returns the error for a row that has a value under none of `names`."""
+    """Return the error for a row that has a value under none of `names`."""
     null = [name for name in names if name in row]
     if null:
         return RowError(f'field "{null[0]}" is null; give it a value')

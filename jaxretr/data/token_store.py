@@ -38,7 +38,7 @@ class DamagedStoreError(UserError):
 
 
 def ids_dtype(vocabulary: int) -> np.dtype:
-    """Returns the dtype of the stored ids for a vocabulary of this size."""
+    """Return the dtype of the stored ids for a vocabulary of this size."""
     return np.dtype(np.uint16 if vocabulary <= 65535 else np.int32)
 
 
@@ -60,7 +60,7 @@ class TokenStore:
     """
 
     def __init__(self, folder: str | Path):
-        """Opens a store.
+        """Open a store.
 
         Raises:
           DamagedStoreError: there is none, or a file of it is missing or damaged.
@@ -163,20 +163,20 @@ class TokenStore:
         return self.num_rows
 
     def row(self, i: int) -> np.ndarray:
-        """Returns the ids of row i, in the store's dtype; the array is a read-only view of the file."""
+        """Return the ids of row i, in the store's dtype; the array is a read-only view of the file."""
         if not 0 <= i < self.num_rows:
             raise IndexError(f"row {i} of {self.num_rows}")
         return self.ids[self.offsets[i] : self.offsets[i + 1]]
 
     def select(self, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns some rows as a rectangle: tokens [n, width] in the store's dtype, padded with 0, lengths int32 [n]."""
+        """Return some rows as a rectangle: tokens [n, width] in the store's dtype, padded with 0, lengths int32 [n]."""
         tokens = np.zeros((len(rows), width), self.dtype)
         lengths = self.lengths[rows]
         tokens[np.arange(width) < lengths[:, None]] = np.concatenate([self.row(int(row)) for row in rows])
         return tokens, lengths
 
     def padded(self, start: int, stop: int, width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows start to stop as a rectangle; rows after the last are padding of length 0.
+        """Return rows start to stop as a rectangle; rows after the last are padding of length 0.
 
         Args:
           start: the first row.
@@ -208,7 +208,7 @@ class TokenStore:
 def random_windows(
     store: TokenStore, rows: np.ndarray, width: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads documents for a language model; of one longer than `width` a window, drawn in each call.
+    """Read documents for a language model; of one longer than `width` a window, drawn in each call.
 
     Args:
       store: documents that begin and end with a special token ([CLS], [SEP]), which every window keeps.
@@ -231,7 +231,7 @@ def random_windows(
 
 
 def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
-    """Counts the rows that contain each id.
+    """Count the rows that contain each id.
 
     Args:
       store: rows of ids below `vocabulary`.
@@ -358,7 +358,7 @@ class _Build:
 
 
 def _open_if_whole(target: Path) -> TokenStore | None:
-    """Opens the store at `target`; a damaged one is moved away, with a line in the log, and None returned."""
+    """Open the store at `target`; a damaged one is moved away, with a line in the log, and None returned."""
     if not os.path.exists(target):
         return None
     try:
@@ -397,7 +397,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.ndarray, int, np.ndarray] | None:
-    """Returns (lengths, truncated, ids) of a finished chunk, or None when it is missing or damaged."""
+    """Return (lengths, truncated, ids) of a finished chunk, or None when it is missing or damaged."""
     try:
         with open(path, "rb") as file:
             lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))

@@ -82,7 +82,7 @@ class Rows(NamedTuple):
 
 
 def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
-    """Loads a tokenizer with transformers' AutoTokenizer.
+    """Load a tokenizer with transformers' AutoTokenizer.
 
     Args:
       path_or_name: a folder with tokenizer.json, or with config.json and vocab.txt or spiece.model (read without
@@ -143,7 +143,7 @@ def passage_pair(
     max_length: int,
     prompt: str = "",
 ) -> Rows:
-    """Builds [CLS] title [SEP] text [SEP], the passages of ART and DPR.
+    """Build [CLS] title [SEP] text [SEP], the passages of ART and DPR.
 
     Right-truncated to `max_length` ids, the final [SEP] kept. An empty title gives [CLS] [SEP] text [SEP], as in
     ART; DPR's own code left the first [SEP] out.
@@ -173,7 +173,7 @@ def passage_joined(
     max_length: int,
     prompt: str = "",
 ) -> Rows:
-    """Builds [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
+    """Build [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
 
     Args and Returns as for `passage_pair`; see `joined`.
     """
@@ -181,7 +181,7 @@ def passage_joined(
 
 
 def joined(title: str, text: str) -> str:
-    """Joins a passage to one text: the title, a space and the text, or one of them alone if the other is empty.
+    """Join a passage to one text: the title, a space and the text, or one of them alone if the other is empty.
 
     White space around them stays, as in sentence-transformers: byte-level tokenizers read it.
     """
@@ -191,7 +191,7 @@ def joined(title: str, text: str) -> str:
 def question_rows(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], max_length: int, prompt: str = ""
 ) -> Rows:
-    """Builds [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
+    """Build [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
 
     With a tokenizer that has other special ids these are around the text instead, see `frame_of`. The prompt and the text
     are tokenised as one text, as sentence-transformers does it.
@@ -225,7 +225,7 @@ def reads_pairs(tokenizer: "PreTrainedTokenizerBase") -> bool:
 def scorer_passage(
     tokenizer: "PreTrainedTokenizerBase", titles: Sequence[str], texts: Sequence[str], max_length: int
 ) -> Rows:
-    """Builds title text for a T5 scorer: two segments tokenised apart, no special ids, no prompt.
+    """Build title text for a T5 scorer: two segments tokenised apart, no special ids, no prompt.
 
     Args:
       tokenizer: the scorer's.
@@ -241,7 +241,7 @@ def scorer_passage(
 
 
 def scorer_target(tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str], max_length: int) -> Rows:
-    """Builds "Question: {question}" </s>, the text that a T5 scorer scores; truncated, the final </s> kept."""
+    """Build "Question: {question}" </s>, the text that a T5 scorer scores; truncated, the final </s> kept."""
     _check_length(max_length, 2)
     (eos,) = _special_ids(tokenizer, "eos")
     prompts = [f"Question: {question}" for question in questions]
@@ -251,7 +251,7 @@ def scorer_target(tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str]
 def bare_question(
     tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str], max_length: int, form: str = ""
 ) -> Rows:
-    """Builds a question without special ids, for rows that hold a question and a passage.
+    """Build a question without special ids, for rows that hold a question and a passage.
 
     Args:
       tokenizer: the scorer's.
@@ -277,7 +277,7 @@ def bare_passage(
     max_length: int,
     form: str = "",
 ) -> Rows:
-    """Builds a passage without special ids, title and text put together by `joined`; see `bare_question`."""
+    """Build a passage without special ids, title and text put together by `joined`; see `bare_question`."""
     return bare_question(tokenizer, [*map(joined, titles, texts)], max_length, form)
 
 
@@ -288,7 +288,7 @@ def template_rows(
     max_length: int,
     prompt: str = "",
 ) -> Rows:
-    """Builds the rows of `template` from (titles, texts) for passages or (questions,) for questions.
+    """Build the rows of `template` from (titles, texts) for passages or (questions,) for questions.
 
     T5's templates take no prompt; that of the bare ones is the form around the text.
     """
@@ -305,7 +305,7 @@ def template_rows(
 
 
 def _ended(rows: Iterable[list[int]], end: list[int], max_length: int) -> Rows:
-    """Ends every row with the ids `end`, cutting it before when it has no place left for them."""
+    """End every row with the ids `end`, cutting it before when it has no place left for them."""
     ended = []
     truncated = 0
     for row in rows:
@@ -383,12 +383,12 @@ def _all_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Returns one more than the largest id, added tokens included: the number of rows of an embedding table."""
+    """Return one more than the largest id, added tokens included: the number of rows of an embedding table."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Returns a sha256 (hexadecimal) over everything that determines the ids: vocabulary, normaliser, model, special tokens."""
+    """Return a sha256 (hexadecimal) over everything that determines the ids: vocabulary, normaliser, model, special tokens."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())

@@ -38,7 +38,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float]], dtype: type | np.dtype) -> "Ragged":
-        """Returns `rows` as arrays of `dtype`."""
+        """Return `rows` as arrays of `dtype`."""
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.array([value for row in rows for value in row], dtype)
         return cls(_offsets(lengths), values)
@@ -58,7 +58,7 @@ class Ragged:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def only(self, kept: np.ndarray) -> "Ragged":
-        """Returns the rows for which `kept`, bool [n], is true."""
+        """Return the rows for which `kept`, bool [n], is true."""
         return Ragged(_offsets(self.lengths[kept]), self.values[np.repeat(kept, self.lengths)])
 
 
@@ -109,7 +109,7 @@ class TrainingSet:
         }
 
     def only(self, kept: np.ndarray) -> "TrainingSet":
-        """Returns the examples for which `kept`, bool [B], is true, with all passages."""
+        """Return the examples for which `kept`, bool [B], is true, with all passages."""
         scores = (self.positive_scores, self.negative_scores)
         return TrainingSet(
             [question for question, is_kept in zip(self.questions, kept, strict=True) if is_kept],
@@ -129,7 +129,7 @@ def load_training_set(
     queries: str | Path | None = None,
     skip_bad: bool = False,
 ) -> TrainingSet:
-    """Reads a file of any training format, or a BEIR folder, into memory.
+    """Read a file of any training format, or a BEIR folder, into memory.
 
     A candidate whose id is in the corpus is that row, whatever text the file gives it; a text that the corpus has
     under another id is that row too; any other text becomes a new passage. Rows of one question id (MS MARCO's
@@ -163,7 +163,7 @@ def load_training_set(
 
 
 def read_passages(path: str | Path) -> Corpus:
-    """Reads a corpus, or the positives and negatives of a training file, each once.
+    """Read a corpus, or the positives and negatives of a training file, each once.
 
     Raises:
       UserError: as `read_corpus` and `load_training_set`.
@@ -220,7 +220,7 @@ class _Builder:
         self.joined = 0
 
     def add(self, example: Example) -> None:
-        """Takes one example."""
+        """Take one example."""
         index = self._index(example)
         if index is None:
             return
@@ -282,7 +282,7 @@ class _Builder:
     # ---- the whole -------------------------------------------------------------------------------------------------
 
     def finish(self) -> TrainingSet:
-        """Returns the set; reports what was left out."""
+        """Return the set; report what was left out."""
         passages, row_now = self._passages()
         positives, negatives, others = (
             _without_repeats(examples, row_now[rows], scores, len(passages))
@@ -321,7 +321,7 @@ class _Builder:
         )
 
     def _passages(self) -> tuple[Corpus, np.ndarray]:
-        """Returns all passages, and the final row of each provisional row, int32."""
+        """Return all passages, and the final row of each provisional row, int32."""
         row_now = np.arange(self.corpus_rows + len(self.text_ids), dtype=np.int32)
         titles = [title for title, _ in self.row_of_text]
         texts = [text for _, text in self.row_of_text]
@@ -340,7 +340,7 @@ class _Builder:
         return Corpus([*self.corpus.ids, *ids], [*self.corpus.titles, *titles], [*self.corpus.texts, *texts]), row_now
 
     def _new_ids(self, given: list[str | None]) -> list[str]:
-        """Returns an id for every new passage: the file's own for the first passage that has it."""
+        """Return an id for every new passage: the file's own for the first passage that has it."""
         taken = {id for id in given if id is not None}
         used: set[str] = set()
         ids = []
@@ -428,7 +428,7 @@ def _masked(pairs: _Columns, keep: np.ndarray) -> _Columns:
 
 
 def _without_repeats(examples: np.ndarray, rows: np.ndarray, scores: np.ndarray, passages: int) -> _Columns:
-    """Keeps the first of a passage that an example names twice."""
+    """Keep the first of a passage that an example names twice."""
     _, first = np.unique(_keys(examples, rows, passages), return_index=True)
     first.sort()
     return examples[first], rows[first], scores[first]

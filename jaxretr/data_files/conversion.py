@@ -45,7 +45,7 @@ def convert_data(
     negatives: int | None = None,
     skip_bad: bool = False,
 ) -> Converted:
-    """Reads a training set in one format and writes it in another; logs what that format cannot represent.
+    """Read a training set in one format and write it in another; log what that format cannot represent.
 
     Args:
       path: a training set, gzipped or not, or a BEIR folder.

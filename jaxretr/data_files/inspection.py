@@ -98,7 +98,7 @@ class Description:
 
 
 def inspect_data(path: str | Path, *, format: str | None = None, queries: str | Path | None = None) -> Description:
-    """Describes a training set, corpus, question file, judgements, run, BEIR folder, store or index.
+    """Describe a training set, corpus, question file, judgements, run, BEIR folder, store or index.
 
     Args:
       path: any data file or folder, also in a bucket.
@@ -270,7 +270,7 @@ def _qrels(path: Path, name: str) -> Description:
 
 
 def _folder(path: Path) -> Description:
-    """Describes a folder with a meta.json."""
+    """Describe a folder with a meta.json."""
     if is_lexical_set(path):
         examples = LexicalSet.open(path)
         teacher = examples.teachers[0]

@@ -72,7 +72,7 @@ class _Call:
         return score_pairs(scorer, pairs(), known.count, chunk=self.chunk, batch_size=self.batch_size, kept=kept), kept
 
     def write(self, kept: KeptScores | None, write: Callable[[Path], object]) -> None:
-        """Writes the output in process 0, and removes the scores that were kept until then."""
+        """Write the output in process 0, and remove the scores that were kept until then."""
         if not jax.process_index():
             write(self.out)
         if kept is not None:
@@ -186,7 +186,7 @@ def _run_format(path: Path) -> RunFormat:
 
 
 def _check_inputs(path: str, source: str, queries: Path_ | None, corpus: Path_ | None) -> None:
-    """Raises UsageError if queries or corpus are missing, or would be ignored."""
+    """Raise UsageError if queries or corpus are missing, or would be ignored."""
     if source == PAIRS and (queries, corpus) != (None, None):
         name = "--corpus" if queries is None else "--queries"
         raise UsageError(f"{path}: has the texts of its pairs; leave {name} out")
@@ -234,7 +234,7 @@ def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str)
 
 
 def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterator[Example]:
-    """Makes an example of each question with hits, whose first passage is the positive."""
+    """Make an example of each question with hits, whose first passage is the positive."""
     question_of_id = {question.id: question for question in questions}
     for hits in found:
         candidates = tuple(
@@ -278,5 +278,5 @@ def _scored(examples: Iterable[Example], scores: Iterator[float]) -> Iterator[Ex
 
 
 def _numbers(scores: np.ndarray) -> Iterator[float]:
-    """Turns float32 scores into the shortest decimals that give them back."""
+    """Turn float32 scores into the shortest decimals that give them back."""
     return (float(str(score)) for score in scores)

@@ -75,7 +75,7 @@ def build_data(
     split: str | None = None,
     skip_bad: bool = False,
 ) -> Built:
-    """Writes data as a TFDS data set of array_record files, without TensorFlow; needs `pip install 'jaxretr[data]'`.
+    """Write data as a TFDS data set of array_record files, without TensorFlow; needs `pip install 'jaxretr[data]'`.
 
     Args:
       path: a corpus, questions, judgements, a BEIR folder or a training set, also by name.
@@ -146,7 +146,7 @@ def _default_name(place: Path) -> str:
 def _configs(
     place: Path, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
 ) -> dict[str, tuple[Any, dict[str, Rows]]]:
-    """Returns {config: (features, {split: rows})}."""
+    """Return {config: (features, {split: rows})}."""
     match kind:
         case "beir":
             found: dict[str, tuple[Any, dict[str, Rows]]] = {

@@ -50,7 +50,7 @@ def write_config(
     features: Any,
     splits: Mapping[str, Iterable[Mapping[str, Value]]],
 ) -> dict[str, int]:
-    """Writes a config of a data set: its record files, dataset_info.json, features.json and checksums.json.
+    """Write a config of a data set: its record files, dataset_info.json, features.json and checksums.json.
 
     Args:
       folder: a new folder, NAME/CONFIG/VERSION below a data folder in the end.
@@ -149,7 +149,7 @@ class _Shards:
 
 
 def serialiser(features: Any) -> Callable[[Mapping[str, Value]], bytes]:
-    """Returns the function that makes a record of a row, as `features.serialize_example` does, seven times as fast.
+    """Return the function that makes a record of a row, as `features.serialize_example` does, seven times as fast.
 
     Args:
       features: a `tfds.features.FeaturesDict` of texts, int64 and float32 numbers, alone, in lists or in lists of

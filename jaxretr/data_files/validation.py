@@ -96,7 +96,7 @@ def validate_data(
     max_problems: int = 100,
     on_problem: Callable[[Problem], object] | None = None,
 ) -> Validation:
-    """Finds every problem in a training set, corpus, question file, run or BEIR folder.
+    """Find every problem in a training set, corpus, question file, run or BEIR folder.
 
     Problems are bad rows, ids that occur twice, missing positives, ids that the corpus lacks, empty texts, and negatives
     that are positives. Repeated questions and passages are ordinary data, to training as well: they are counted, with a
@@ -157,7 +157,7 @@ class _Problems(BadRows):
                 self.on_problem(self.found[-1])
 
     def repeat(self, what: str, line: int, how: str) -> None:
-        """Counts a repeated one of the "questions" or "passages"."""
+        """Count a repeated one of the "questions" or "passages"."""
         count, first = self.repeated.get(what, (0, f"{self.path}:{line}: {how}"))
         self.repeated[what] = count + 1, first
 
@@ -166,7 +166,7 @@ class _Problems(BadRows):
 
 
 def _check_corpus(problems: _Problems) -> int:
-    """Looks for bad rows, ids that occur twice, texts that are empty or occur twice; returns the number of rows."""
+    """Look for bad rows, ids that occur twice, texts that are empty or occur twice; return the number of rows."""
     problems.path = find_input(problems.path, "corpus.jsonl")
     line_of_id: dict[str, int] = {}
     line_of_content: dict[tuple[str, str], int] = {}
@@ -184,7 +184,7 @@ def _check_corpus(problems: _Problems) -> int:
 
 
 def _check_questions(problems: _Problems) -> int:
-    """Looks for bad rows, ids that occur twice, and empty texts; counts repeated texts; returns the number of rows."""
+    """Look for bad rows, ids that occur twice, and empty texts; count repeated texts; return the number of rows."""
     problems.path = find_input(problems.path, "queries.jsonl")
     line_of_id: dict[str, int] = {}
     line_of_text: dict[str, int] = {}
@@ -221,7 +221,7 @@ def _check_text(problems: _Problems, line: int, text: str, line_of_text: dict[st
 def _check_training_set(
     problems: _Problems, kind: str, passages: Path_ | None, queries: Path_ | None, split: str, unchecked: list[str]
 ) -> int:
-    """Looks for everything that training would stop at, leave out or suffer from; returns the number of rows."""
+    """Look for everything that training would stop at, leave out or suffer from; return the number of rows."""
     path = problems.path
     rows = 0
     corpus = None if passages is None else read_corpus(passages)
@@ -274,7 +274,7 @@ class _ExampleChecker:
         self.ids_alone = False
 
     def check(self, example: Example) -> None:
-        """Checks one example."""
+        """Check one example."""
         line, add = example.line, self.problems.add
         first, text = self.first_of_id.setdefault(example.id, (line, example.question))
         if text != example.question:  # Rows with the same id are joined.
@@ -306,7 +306,7 @@ class _ExampleChecker:
                 self.problems.add(line, f"passage '{candidate.id}' has another text in the corpus; check the corpus")
 
     def _check_repeats(self, candidates: Iterable[Candidate], what: str, line: int) -> dict[object, str]:
-        """Returns each passage's name for messages, by its content (by its id if the content is unknown)."""
+        """Return each passage's name for messages, by its content (by its id if the content is unknown)."""
         names: dict[object, str] = {}
         for candidate in candidates:
             content: object = candidate.title, candidate.text

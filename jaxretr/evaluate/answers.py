@@ -9,7 +9,7 @@ __all__ = ["AnswerMatcher", "Match", "accuracy", "accuracy_of_first_hits", "firs
 
 
 def first_hit(texts: Iterable[str], answers: Sequence[str], match: Match = "string") -> int | None:
-    """Returns the index (from 0) of the first of the ranked passages that contains an answer, or None.
+    """Return the index (from 0) of the first of the ranked passages that contains an answer, or None.
 
     Args:
       texts: the ranked passages' texts, best first; read no further than the first hit.
@@ -22,7 +22,7 @@ def first_hit(texts: Iterable[str], answers: Sequence[str], match: Match = "stri
 def first_hits(
     answers: Sequence[Sequence[str]], passages: Iterable[Iterable[str]], match: Match = "string"
 ) -> list[int | None]:
-    """Returns `first_hit` for each of B questions.
+    """Return `first_hit` for each of B questions.
 
     Args:
       answers: the accepted answers of each question, [B][any number].
@@ -42,7 +42,7 @@ def accuracy(
     ks: Sequence[int],
     match: Match = "string",
 ) -> dict[str, float]:
-    """Computes Acc@k: the share of ALL questions with an answer among the first k passages.
+    """Compute Acc@k: the share of ALL questions with an answer among the first k passages.
 
     A question without answers, or without passages, counts as missed.
 
@@ -64,7 +64,7 @@ def accuracy(
 
 
 def accuracy_of_first_hits(hits: Sequence[int | None], ks: Sequence[int]) -> dict[str, float]:
-    """Computes Acc@k from the result of `first_hits`; see `accuracy`."""
+    """Compute Acc@k from the result of `first_hits`; see `accuracy`."""
     if not hits:
         raise UserError("Acc@k needs at least one question; the list of questions is empty")
     for k in ks:

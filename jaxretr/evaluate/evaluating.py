@@ -291,7 +291,7 @@ def _read_baselines(
     batch_size: int | None,
     lengths: dict[str, tuple[int, int]],
 ) -> list[tuple[str, Run | Callable[[Corpus], Search]]]:
-    """Reads the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus.
+    """Read the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus.
 
     When a model is loaded, its `read_lengths` are added to `lengths` under its name.
     """
@@ -336,7 +336,7 @@ def _searched(
 
 
 def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str]) -> "Scorer | None":
-    """Loads the scorer; warns of metrics that look further than it re-ranks."""
+    """Load the scorer; warn of metrics that look further than it re-ranks."""
     if rerank is None:
         return None
     from jaxretr.search.reranking import loaded_scorer

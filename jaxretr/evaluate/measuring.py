@@ -36,7 +36,7 @@ OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 def check_same_corpus(
     stores: Sequence["EmbeddingStore | None"], corpus: Corpus | None, name: str = "--corpus"
 ) -> list[str]:
-    """Returns the passages' ids; raises UserError where a store holds other passages than another one or the corpus.
+    """Return the passages' ids; raise UserError where a store holds other passages than another one or the corpus.
 
     Args:
       stores: the store of each model; None for a model that has none.
@@ -58,7 +58,7 @@ def check_same_corpus(
 def run_of(
     search: Search, questions: Sequence[Question], k: int, own: Collection[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Searches, and leaves out the passages that are the questions themselves.
+    """Search, and leave out the passages that are the questions themselves.
 
     Args:
       search: the function that finds passages.
@@ -87,7 +87,7 @@ def depth(names: Sequence[str]) -> int:
 def of_qrels(
     qrels: metrics.Qrels, run: Run, names: Sequence[str], relevance_level: int = 1, name: str = "the run"
 ) -> Values:
-    """Computes the metrics of each question; raises UserError where run and judgements have no question in common."""
+    """Compute the metrics of each question; raise UserError where run and judgements have no question in common."""
     if not qrels.keys() & run.keys():
         raise UserError(
             f"{name} and the judgements have no question in common, for instance '{next(iter(run))}' and "

@@ -175,7 +175,7 @@ def _success(found: _Found, cut: float) -> float:
 
 
 def _bpref(found: _Found, cut: float) -> float:
-    """Computes bpref as trec_eval does.
+    """Compute bpref as trec_eval does.
 
     C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004.
     """
@@ -225,7 +225,7 @@ def lower_is_better(name: str) -> bool:
 
 
 def parse(name: str) -> tuple[str, float]:
-    """Returns a measure's name without its cut, in lower case, and the cut, infinity where it has none.
+    """Return a measure's name without its cut, in lower case, and the cut, infinity where it has none.
 
     Raises:
       UsageError: there is no such measure, or its cut is missing or none.

@@ -32,7 +32,7 @@ def mteb_model(
     dtype: EncodeDtype = "float32",
     **metadata: Any,
 ) -> "MtebModel":
-    """Makes a model that `mteb.evaluate` takes.
+    """Make a model that `mteb.evaluate` takes.
 
     Args:
       path_or_encoder: an encoder, or the path or name that `jaxretr.load_encoder` reads.
@@ -76,7 +76,7 @@ class MtebModel:
         dtype: EncodeDtype = "float32",
         metadata: Mapping[str, Any] | None = None,
     ):
-        """Loads the model, unless it is given.
+        """Load the model, unless it is given.
 
         Args:
           model_name: see `mteb_model`; also the path or hub name, where neither `path` nor `encoder` is given.
@@ -146,11 +146,11 @@ class MtebModel:
         return self.encoder.encode_passages(passages, **settings)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Computes the inner products of all pairs, a float32 tensor [n, m]."""
+        """Compute the inner products of all pairs, a float32 tensor [n, m]."""
         return _similarities().dot_score(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Computes the inner products row by row, a float32 tensor [n]."""
+        """Compute the inner products row by row, a float32 tensor [n]."""
         return _similarities().pairwise_dot_score(embeddings1, embeddings2)
 
     # ---- SearchProtocol ----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class MtebModel:
         num_proc: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Encodes a corpus and keeps it until the next one.
+        """Encode a corpus and keep it until the next one.
 
         Args:
           corpus: a data set with the columns id, text and, where there are titles, title.
@@ -192,7 +192,7 @@ class MtebModel:
         num_proc: int | None = None,
         **kwargs: Any,
     ) -> dict[str, dict[str, float]]:
-        """Searches exactly, or ranks the given candidates.
+        """Search exactly, or rank the given candidates.
 
         Args:
           queries: a data set with the columns id and text.
@@ -288,7 +288,7 @@ def _metadata(
     loading: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Any:
-    """Makes mteb's ModelMeta of an encoder, from the weights and the fields that the user adds."""
+    """Make mteb's ModelMeta of an encoder, from the weights and the fields that the user adds."""
     mteb = import_extra("mteb.models.model_meta", "mteb")
     sizes: dict[str, int] = {}
     for number, part in enumerate(parts_of(encoder)):

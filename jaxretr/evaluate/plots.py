@@ -22,13 +22,13 @@ _RESAMPLES = 2000
 
 
 def check_ending(path: str | Path) -> None:
-    """Raises UsageError unless the path ends in .png, .pdf or .svg."""
+    """Raise UsageError unless the path ends in .png, .pdf or .svg."""
     if not str(path).lower().endswith(ENDINGS):
         raise UsageError(f"plot {path}: give a name that ends in {', '.join(ENDINGS)}")
 
 
 def pyplot() -> Any:
-    """Imports matplotlib.pyplot with the backend that draws into files.
+    """Import matplotlib.pyplot with the backend that draws into files.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -45,7 +45,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the figure in the format of the path's ending, and closes it."""
+    """Write the figure in the format of the path's ending, and close it."""
     import matplotlib
 
     form = path.suffix.lower().removeprefix(".")
@@ -55,7 +55,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def plain(name: str) -> str:
-    """Returns a name without markup (matplotlib reads formulas between dollars), a long path broken into lines."""
+    """Return a name without markup (matplotlib reads formulas between dollars), a long path broken into lines."""
     return name.replace("$", r"\$").replace("/", "/\n" if len(name) > 16 else "/")
 
 

@@ -30,7 +30,7 @@ class Shared:
     depths: NDArray[np.int64]
 
     def count(self, depths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns |A_1:d ∩ B_1:d| of each question, int64 [B], with its own depth d, int64 [B]."""
+        """Return |A_1:d ∩ B_1:d| of each question, int64 [B], with its own depth d, int64 [B]."""
         return np.bincount(self.questions[self.depths <= depths[self.questions]], minlength=len(self.lengths))
 
 
@@ -68,7 +68,7 @@ def ranked_ids(scores: Mapping[str, float], depth: int) -> list[str]:
 
 
 def find_shared(a: Sequence[Sequence[Hashable]], b: Sequence[Sequence[Hashable]], depth: int = 100) -> Shared:
-    """Finds what rankings share among their first `depth` passages.
+    """Find what rankings share among their first `depth` passages.
 
     Args:
       a: the passages of B questions, best first: lists of ids (see `ranked_ids`), or rows of integers.
@@ -103,7 +103,7 @@ def _ranks(ranking: Sequence[Hashable]) -> dict[Hashable, int]:
 
 
 def rank_biased_overlap(shared: Shared, p: float = 0.9) -> RankBiasedOverlap:
-    """Computes rank-biased overlap, its residual and its extrapolation.
+    """Compute rank-biased overlap, its residual and its extrapolation.
 
     Args:
       shared: the result of `find_shared`.
@@ -142,7 +142,7 @@ def rank_biased_overlap(shared: Shared, p: float = 0.9) -> RankBiasedOverlap:
 
 
 def overlap_at(shared: Shared, cut: int) -> NDArray[np.float64]:
-    """Computes the share of passages in common among the first `cut` of both rankings.
+    """Compute the share of passages in common among the first `cut` of both rankings.
 
     Args:
       shared: the result of `find_shared` with a depth of at least `cut`.

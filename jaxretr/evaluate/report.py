@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def of(cls, run: Measured, baselines: Sequence[Measured], measure: Measure) -> "Report":
-        """Compares a run with every baseline; all must have values for the same questions and metrics.
+        """Compare a run with every baseline; all must have values for the same questions and metrics.
 
         Holm's correction is for all comparisons of the report, each metric with each baseline.
         """
@@ -148,7 +148,7 @@ class Report:
         return json.dumps(content, indent=1, allow_nan=False)
 
     def write_per_query(self, path: str | Path) -> None:
-        """Writes question-id and the metrics, the run's and then each baseline's, separated by tabs under a header."""
+        """Write question-id and the metrics, the run's and then each baseline's, separated by tabs under a header."""
         columns = [
             (name if not place else f"{name} [{' '.join(self.names[place].split())}]", system.values[name])
             for place, system in enumerate(self.systems)

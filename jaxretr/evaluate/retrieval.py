@@ -17,12 +17,12 @@ class Retriever(Protocol):
     """A function that finds corpus rows for questions."""
 
     def __call__(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores float32 [B, k] and corpus rows int [B, k], best first; rows of -1 behind the last hit."""
+        """Return scores float32 [B, k] and corpus rows int [B, k], best first; rows of -1 behind the last hit."""
         ...
 
 
 def dense_retriever(model: DualEncoder, corpus: Corpus) -> Retriever:
-    """Encodes the corpus; the returned function searches it exactly."""
+    """Encode the corpus; the returned function searches it exactly."""
     index = ExactIndex(model.encode_passages(list(corpus)), ids=corpus.ids)
     return lambda questions, k: index.search_rows(model.encode_queries(questions), k)
 
@@ -35,7 +35,7 @@ def retrieval_metrics(
     rows: np.ndarray,
     measures: Sequence[str] = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"),
 ) -> dict[str, float]:
-    """Computes metrics of retrieved rows.
+    """Compute metrics of retrieved rows.
 
     Args:
       corpus: the corpus that was searched.

@@ -41,7 +41,7 @@ class Robustness:
 
 
 def robustness(original: Mapping[str, float], draws: Sequence[Mapping[str, float]]) -> Robustness:
-    """Compares one metric of altered questions with that of the original ones.
+    """Compare one metric of altered questions with that of the original ones.
 
     Args:
       original: {question id: value} of the original questions.
@@ -114,7 +114,7 @@ class AlteredValues:
 
 
 def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question], dict[str, Split]]:
-    """Reads the questions and judgements of a BEIR folder.
+    """Read the questions and judgements of a BEIR folder.
 
     Args:
       beir: the folder.
@@ -143,7 +143,7 @@ def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question],
 def measure_altered(
     search: Search, corpus: Corpus, split: Split, alterations: Mapping[str, Draws], names: Sequence[str], what: str
 ) -> AlteredValues:
-    """Searches with the original questions and with those of every draw.
+    """Search with the original questions and with those of every draw.
 
     Args:
       search: the function that finds passages for questions.

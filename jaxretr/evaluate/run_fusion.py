@@ -47,7 +47,7 @@ class Fused:
         return f"Fused({self.hits} hits of {len(self.run)} questions{weight})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a TREC run."""
+        """Write a TREC run."""
         write_trec(path, self.run)
 
 
@@ -228,7 +228,7 @@ def _tuned(
 def _scores_of_both(
     runs: Sequence[Run], normalise: Normalise, missing: Sequence[Missing] | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields each question's scores by both runs, of all passages that either has."""
+    """Yield each question's scores by both runs, of all passages that either has."""
     first, second = (
         interpolate(runs, weights, normalise=normalise, missing=missing) for weights in ((1.0, 0.0), (0.0, 1.0))
     )

@@ -76,7 +76,7 @@ class RunOverlap:
         return "\n".join(lines)
 
     def write_per_query(self, path: str | Path) -> None:
-        """Writes a line for each run and question, separated by tabs, under a header."""
+        """Write a line for each run and question, separated by tabs, under a header."""
         with atomic_write(Path(path).expanduser()) as file:
             file.write(csv_line(["question-id", "run", *self.values[0][1]]))
             for name, of_run in self.values:
@@ -85,7 +85,7 @@ class RunOverlap:
 
 
 def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float = 0.9, depth: int = 100) -> RunOverlap:
-    """Compares runs with a reference by rank-biased overlap, and by the passages in common at the top.
+    """Compare runs with a reference by rank-biased overlap, and by the passages in common at the top.
 
     Args:
       reference: a run, whose questions are used.
@@ -128,7 +128,7 @@ def _warn_of_other_questions(reference: Run, other: Run, reference_name: str, na
 
 
 def _overlaps(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]], p: float, depth: int) -> Values:
-    """Compares B rankings with B others."""
+    """Compare B rankings with B others."""
     shared = find_shared(a, b, depth)
     rbo = rank_biased_overlap(shared, p)
     cuts = {f"overlap@{cut}": overlap_at(shared, cut) for cut in _CUTS if cut <= depth}

@@ -45,7 +45,7 @@ _QUESTION_TEXTS = ("question", "query")
 def read_run(
     path: Path, *, questions: Sequence[Question] | None = None, trec_ids: bool = False, count: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Reads a run in any of the formats, told from the content.
+    """Read a run in any of the formats, told from the content.
 
     Formats:
       TREC, see `read_trec`.
@@ -131,7 +131,7 @@ def has_question_ids(path: Path) -> bool:
 
 
 def _id_by_text(row: dict[str, Any], ids_of_text: Mapping[str, deque[str]] | None) -> str:
-    """Takes the id of a question that has only a text."""
+    """Take the id of a question that has only a text."""
     if ids_of_text is None:
         raise RowError(
             "the question has no id, and its position may be another question's; give the questions that were searched, "
@@ -229,7 +229,7 @@ def _score(value: Any) -> float:
 
 
 def read_trec(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float]]:
-    """Reads a TREC run: lines of `question-id Q0 passage-id rank score tag`, separated by white space.
+    """Read a TREC run: lines of `question-id Q0 passage-id rank score tag`, separated by white space.
 
     As in trec_eval, the second, fourth and sixth columns are ignored: the score alone ranks. Blank lines are skipped.
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
-    """Encodes the corpus once; the returned function encodes questions and searches exactly."""
+    """Encode the corpus once; the returned function encodes questions and searches exactly."""
     from jaxretr.search.exact import ExactIndex
     from jaxretr.stores.encoding import encode_texts
 
@@ -28,7 +28,7 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
 
 def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
-    """Searches the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
+    """Search the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
     from jaxretr.search.searching import search_store
     from jaxretr.stores.encoding import encode_texts
 

@@ -70,7 +70,7 @@ def printed_p(value: float) -> str:
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Comparison:
-    """Compares the per-question values of two runs.
+    """Compare the per-question values of two runs.
 
     Args:
       a: {question id: value} of the run, for instance from `metrics.evaluate(..., per_query=True)`.

@@ -149,7 +149,7 @@ class SuiteReport:
         return render([Grid(count, "data set", ("split", "questions", "passages", *columns), rows, notes)], form)
 
     def write_per_query(self, path: str | Path) -> None:
-        """Writes data set, question-id and the metrics, separated by tabs under a header."""
+        """Write data set, question-id and the metrics, separated by tabs under a header."""
         with atomic_write(Path(path).expanduser()) as file:
             names = list(next(iter(self.results.values())).values)
             file.write(csv_line(["data-set", "question-id", *names]))
@@ -238,7 +238,7 @@ def _measured(
 
 
 def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
-    """Looks for BEIR folders at any depth, but not inside each other.
+    """Look for BEIR folders at any depth, but not inside each other.
 
     Args:
       root: the folder to look in; or a name, of one collection or of all ids of ir_datasets that begin with it.
@@ -288,7 +288,7 @@ def _named_sets(root: DataName, splits: Sequence[str]) -> tuple[list[DataSet], d
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Yields the folders that contain any file of a BEIR folder, and does not descend into these."""
+    """Yield the folders that contain any file of a BEIR folder, and do not descend into these."""
     seen = set()
     for place, folders, _ in os.walk(root, followlinks=True):
         folder = Path(place)
@@ -316,7 +316,7 @@ def _judgements(folder: Path, split: str) -> Path:
 
 
 def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result | None:
-    """Reads an earlier call's result; None if it did not get to this data set.
+    """Read an earlier call's result; None if it did not get to this data set.
 
     Raises:
       UserError: the result is of another model, of other settings or of other files, or cannot be read.
@@ -345,7 +345,7 @@ def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result 
 
 
 def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: Result, model: str) -> None:
-    """Writes the result of one data set, completely or not at all."""
+    """Write the result of one data set, completely or not at all."""
     content = {
         "format": _FORMAT,
         "version": _VERSION,

@@ -85,7 +85,7 @@ class TypoMetric:
 
     @classmethod
     def of(cls, measured: Mapping[str, AlteredValues], kinds: Sequence[str], metric: str, models: int) -> "TypoMetric":
-        """Compares typos with clean questions for every system, and the models with the first of them.
+        """Compare typos with clean questions for every system, and the models with the first of them.
 
         Args:
           measured: {system: its values}, models first.
@@ -205,7 +205,7 @@ class TypoReport:
         return render(grids, form)
 
     def write_per_query(self, path: str | Path) -> None:
-        """Writes the values of every question, system, kind and draw, separated by tabs under a header."""
+        """Write the values of every question, system, kind and draw, separated by tabs under a header."""
         with atomic_write(Path(path).expanduser()) as file:
             metrics = list(next(iter(self.splits.values())).metrics)
             file.write(csv_line(["split", "question-id", "system", "typos", "draw", *metrics]))

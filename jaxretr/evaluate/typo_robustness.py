@@ -139,7 +139,7 @@ def _typos(
 def _read_typed(
     files: Mapping[str, Sequence[_Path]], questions: Sequence[Question], splits: Mapping[str, Split]
 ) -> dict[str, list[dict[str, str]]]:
-    """Reads questions with typos from files.
+    """Read questions with typos from files.
 
     Args:
       files: {kind: a file for each draw}.

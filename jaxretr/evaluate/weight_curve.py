@@ -117,7 +117,7 @@ class Curve:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Writes the JSON object."""
+        """Write the JSON object."""
         with atomic_write(path) as file:
             file.write(self.as_json() + "\n")
 
@@ -155,7 +155,7 @@ def trace(
     metric: str,
     systems: tuple[str, str],
 ) -> Curve:
-    """Evaluates a grid of weights, and each system alone.
+    """Evaluate a grid of weights, and each system alone.
 
     Args:
       evaluate: called once for a given grid, and for each round of the adaptive one with the weights that all questions
@@ -188,7 +188,7 @@ def trace(
 
 
 def halves(question_ids: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Splits questions at random, the same way whatever their order; of an odd number the second half has one more."""
+    """Split questions at random, the same way whatever their order; of an odd number the second half has one more."""
     mixed = sorted(question_ids, key=lambda id: hashlib.blake2b(id.encode("utf-8", "surrogatepass")).digest())
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 

@@ -186,7 +186,7 @@ class Dev:
         return depth((self.metric,)) if self.qrels is not None else int(self.metric.partition("@")[2])
 
     def figures(self, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
-        """Computes the metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
+        """Compute the metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
         scores, rows = without_own_rows(scores, rows, self._own, self.cut())
         if self.qrels is None:
             hits = [self._hit(number, found) for number, found in enumerate(rows.tolist())]
@@ -267,7 +267,7 @@ def _blocks_of(
 
 
 def _sums(passages: Sequence[Blocks], size: int) -> Iterator[np.ndarray]:
-    """Yields the sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
+    """Yield the sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
     streams = [pieces(blocks(), size, "passages") for blocks in passages]
     yield from (one + other for one, other in zip(*streams, strict=True))
 
@@ -283,7 +283,7 @@ def _search_grid(
     ids: Sequence[str],
     dev: Dev,
 ) -> dict[float, dict[str, float]]:
-    """Computes {weight: {question id: value}} in one pass; for sums each model alone is another pass."""
+    """Compute {weight: {question id: value}} in one pass; for sums each model alone is another pass."""
     if how == "sum":
         alone = [weight for weight in weights if weight in (0, math.inf)]
         between = [weight for weight in weights if weight not in alone]
@@ -308,7 +308,7 @@ def _search_grid(
 def _sampled_scores(
     how: str, questions: Sequence[np.ndarray], passages: Sequence[Blocks], count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields both models' scores of some passages for some questions."""
+    """Yield both models' scores of some passages for some questions."""
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
     chosen = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
@@ -320,7 +320,7 @@ def _sampled_scores(
 
 
 def _taken(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Takes some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
+    """Take some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
     found, start = [], 0
     for block in blocks:
         inside = rows[(rows >= start) & (rows < start + len(block))]

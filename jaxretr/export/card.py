@@ -59,7 +59,7 @@ def write(
     run: RunRecord | None,
     license: str | None,
 ) -> None:
-    """Writes README.md.
+    """Write README.md.
 
     Args:
       folder: the export's folder.
@@ -294,7 +294,7 @@ def _training(run: RunRecord) -> str:
 
 
 def read_run(model: str | Path) -> RunRecord | None:
-    """Reads the run that a model comes from.
+    """Read the run that a model comes from.
 
     Args:
       model: a run directory, or its model/ folder; anything else has no record.

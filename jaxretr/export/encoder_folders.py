@@ -71,7 +71,7 @@ def export(
     verify: Callable[[Path], str],
     readme: Callable[[str, dict[str, Any]], str],
 ) -> str:
-    """Writes the folder of an encoder, which appears when it is complete and verified.
+    """Write the folder of an encoder, which appears when it is complete and verified.
 
     Args:
       encoder: the model to export.
@@ -127,7 +127,7 @@ def export(
 
 
 def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]) -> str:
-    """Checks hashes, and lets the exported towers embed the golden texts.
+    """Check hashes, and let the exported towers embed the golden texts.
 
     Args:
       folder: the export's folder.
@@ -195,7 +195,7 @@ def joined(facts: dict[str, Any]) -> str:
 
 
 def readme(name: str, facts: dict[str, Any], what: str, code: str, notes: Sequence[str]) -> str:
-    """Writes the text of README.md for an exported encoder.
+    """Write the text of README.md for an exported encoder.
 
     Args:
       name: the name of the folder.

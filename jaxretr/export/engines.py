@@ -32,7 +32,7 @@ def export(
     target_recall: float | Sequence[float],
     graph: dict[str, int],
 ) -> tuple[Path | str, str, Certificate | None]:
-    """Loads a store into a database.
+    """Load a store into a database.
 
     Args:
       model: the encoder, see `jaxretr.export`.
@@ -77,7 +77,7 @@ def export(
 
 
 def verify_pgvector(text: str) -> tuple[str, str]:
-    """Verifies a table; returns its address without a password, and a summary of what agrees."""
+    """Verify a table; return its address without a password, and a summary of what agrees."""
     from jaxretr.export import pgvector
     from jaxretr.search.pgvector.address import Address
 

@@ -127,7 +127,7 @@ def export(
     hnsw_m: int | None = None,
     ef_construction: int | None = None,
 ) -> Exported:
-    """Writes a new folder for another library, or tables of a database; they appear when complete and verified.
+    """Write a new folder for another library, or tables of a database; they appear when complete and verified.
 
     Args:
       model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
@@ -364,7 +364,7 @@ def update(
     dtype: EncodeDtype | None = None,
     batch_size: int | None = None,
 ) -> Updated:
-    """Deletes passages of a certified or a live index by id, adds others, and measures the recall again where it is due.
+    """Delete passages of a certified or a live index by id, add others, and measure the recall again where it is due.
 
     Args:
       folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
@@ -398,7 +398,7 @@ def update(
 
 
 def _verify_export(folder: Path, library: Library | None) -> str:
-    """Checks an export of any target; returns a summary of what agrees."""
+    """Check an export of any target; return a summary of what agrees."""
     if manifest.is_export(folder):
         kind = manifest.read(folder).kind
         if library is not None:

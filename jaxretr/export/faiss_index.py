@@ -64,7 +64,7 @@ def export(
     seed: int = 0,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Writes the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified.
 
     Args:
       source: the passages.
@@ -138,7 +138,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Checks hashes, and lets the golden questions search the index.
+    """Check hashes, and let the golden questions search the index.
 
     Returns:
       A summary of what agrees, for people.
@@ -170,7 +170,7 @@ def verify(folder: Path) -> str:
 
 
 def _new_index(faiss: Any, kind: str, rows: int, dim: int) -> tuple[Any, dict[str, Any]]:
-    """Makes an empty index; returns it with its settings: factory, search settings, training_rows, bytes_a_row."""
+    """Make an empty index; return it with its settings: factory, search settings, training_rows, bytes_a_row."""
     if kind == BINARY:
         if dim % 8:
             raise UserError(f"FAISS packs 8 signs into a byte, but the vectors have {dim} dimensions; use int8")
@@ -242,7 +242,7 @@ def _signs(vectors: np.ndarray) -> np.ndarray:
 
 
 def _search(faiss: Any, index: Any, ids: list[str], questions: np.ndarray, k: int) -> Hits:
-    """Searches an index; the scores of a binary one are the negatives of the distances."""
+    """Search an index; the scores of a binary one are the negatives of the distances."""
     binary = isinstance(index, faiss.IndexBinary)
     scores, rows = index.search(_signs(questions) if binary else np.ascontiguousarray(questions), min(k, index.ntotal))
     found = [[row for row in one if row >= 0] for one in rows.tolist()]  # -1 where an index gave up

@@ -26,7 +26,7 @@ def export(
     source: str | Path | None = None,
     license: str | None = None,
 ) -> Report:
-    """Writes a model into a new folder, which appears when it is complete and verified.
+    """Write a model into a new folder, which appears when it is complete and verified.
 
     Args:
       encoder: the model; parameters are written as float32.

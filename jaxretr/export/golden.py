@@ -126,7 +126,7 @@ def compute(
 
 
 def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[str, str]) -> Golden:
-    """Writes golden.json and golden.npy next to the files of an export.
+    """Write golden.json and golden.npy next to the files of an export.
 
     Args:
       folder: the folder with all other files of the export, which must not change any more.
@@ -177,7 +177,7 @@ def texts(encoder: DualEncoder | CombinedEncoder) -> tuple[list[str], list[list[
 
 
 def read(folder: Path) -> tuple[Golden, Vectors]:
-    """Reads golden.json and golden.npy.
+    """Read golden.json and golden.npy.
 
     Raises:
       UserError: they are missing, broken, or do not belong together.

@@ -43,7 +43,7 @@ def questions(encoder: TextEncoder) -> np.ndarray:
 
 
 def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: int = TOP) -> Hits:
-    """Searches exactly.
+    """Search exactly.
 
     Args:
       pieces: the passages' vectors, float32 [n, D]; there may be none.
@@ -66,7 +66,7 @@ def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: 
 
 
 def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
-    """Writes both files."""
+    """Write both files."""
     with atomic_write(folder / VECTORS, "wb") as file:
         np.save(file, vectors, allow_pickle=False)
     with atomic_write(folder / HITS) as file:
@@ -75,7 +75,7 @@ def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
 
 
 def read(folder: Path) -> tuple[np.ndarray, Hits]:
-    """Reads both files.
+    """Read both files.
 
     Returns:
       The questions' vectors, float32 [n, D], and their hits.
@@ -95,7 +95,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
 
 
 def difference(found: Hits, expected: Hits) -> str:
-    """Describes how hits differ from those expected; "" if only passages of equal scores do."""
+    """Describe how hits differ from those expected; "" if only passages of equal scores do."""
     wrong = 0
     for ids, scores, true_ids, true_scores in zip(found.ids, found.scores, expected.ids, expected.scores, strict=True):
         allowed = TOLERANCE * max((abs(score) for score in true_scores), default=0.0)

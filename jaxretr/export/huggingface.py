@@ -51,7 +51,7 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
 
 
 def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) -> ExportNote:
-    """Writes one folder, or question/ and passage/ for two towers and for DPR.
+    """Write one folder, or question/ and passage/ for two towers and for DPR.
 
     Args:
       folder: the folder to write into.

@@ -17,7 +17,7 @@ PIECE_ROWS = 4096
 
 
 def silent(rows: int) -> None:
-    """Does nothing, for callers that show no progress."""
+    """Do nothing, for callers that show no progress."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class IndexSource:
 
     @classmethod
     def open(cls, store: EmbeddingStore) -> "IndexSource":
-        """Reads the ids.
+        """Read the ids.
 
         Raises:
           UserError: an id occurs twice, or the file of ids is damaged.
@@ -56,7 +56,7 @@ class IndexSource:
         return {name: getattr(self.store.meta, name) for name in names}
 
     def pieces(self, advance: Callable[[int], None] = silent) -> Iterator[np.ndarray]:
-        """Yields float32 [at most PIECE_ROWS, D], all rows in their order.
+        """Yield float32 [at most PIECE_ROWS, D], all rows in their order.
 
         Args:
           advance: called with the number of rows that were taken since the last call.
@@ -91,7 +91,7 @@ class IndexSource:
                 )
 
     def same_texts(self, corpus: str | Path) -> CorpusStream:
-        """Opens the corpus that the store was encoded from.
+        """Open the corpus that the store was encoded from.
 
         Raises:
           UserError: it has other passages or texts.
@@ -105,7 +105,7 @@ class IndexSource:
         return stream
 
     def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
-        """Yields the other fields of each row of the store, from the corpus that was encoded.
+        """Yield the other fields of each row of the store, from the corpus that was encoded.
 
         Args:
           rows: ("path:line", id, value) of each row of the corpus.
@@ -128,7 +128,7 @@ class IndexSource:
 
 
 def rebatched(pieces: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
-    """Joins and cuts arrays [n, D] so that each but the last has `rows` rows: one shape means one compiled program."""
+    """Join and cut arrays [n, D] so that each but the last has `rows` rows: one shape means one compiled program."""
     held: list[np.ndarray] = []
     count = 0
     for piece in pieces:

@@ -42,7 +42,7 @@ def export(
     ef_construction: int = EF_CONSTRUCTION,
     advance: Callable[[int], None] = silent,
 ) -> tuple[str, Certificate | None]:
-    """Writes the folder, which appears when it is complete, certified and verified.
+    """Write the folder, which appears when it is complete, certified and verified.
 
     Args:
       source: the passages.
@@ -98,7 +98,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Checks hashes, lets the golden questions search the table, and measures the recall again.
+    """Check hashes, let the golden questions search the table, and measure the recall again.
 
     Returns:
       A summary of what agrees, for people.
@@ -150,7 +150,7 @@ def _search(table: LanceTable) -> engine_certificate.WidthSearch:
 
 
 def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
-    """Reads some certification questions, and the neighbours that were recorded for them."""
+    """Read some certification questions, and the neighbours that were recorded for them."""
     questions = question_sets.read(folder, facts["dim"])
     part = slice(questions.tuning, questions.tuning + VERIFIED_QUESTIONS)
     neighbours = questions.neighbours[:VERIFIED_QUESTIONS]

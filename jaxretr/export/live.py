@@ -50,7 +50,7 @@ def export(
     settings: LiveSettings | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Writes the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified.
 
     Args:
       source: the passages.
@@ -102,7 +102,7 @@ def update(
     dtype: EncodeDtype = "auto",
     batch_size: int | None = None,
 ) -> Updated:
-    """Deletes passages from a folder that no service has open, and adds others, as the service does.
+    """Delete passages from a folder that no service has open, and add others, as the service does.
 
     Args:
       folder: the live index's folder.

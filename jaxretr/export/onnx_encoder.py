@@ -32,7 +32,7 @@ def export(
     side: Literal["question", "passage", "both"] = "question",
     source: str = "a model",
 ) -> str:
-    """Writes model.onnx and tokenizer.json of each tower, which appear when they are complete and verified.
+    """Write model.onnx and tokenizer.json of each tower, which appear when they are complete and verified.
 
     Args:
       encoder: the model; LoRA's products become part of the kernels.
@@ -71,7 +71,7 @@ def _write(folder: Path, one: Tower) -> None:
 
 
 def _write_settings(folder: Path, one: Tower) -> None:
-    """Writes the files that fastembed reads beside tokenizer.json, which states how to cut and to pad."""
+    """Write the files that fastembed reads beside tokenizer.json, which states how to cut and to pad."""
     from tokenizers import Tokenizer
 
     padding = Tokenizer.from_file(str(folder / encoder_folders.TOKENIZER)).padding

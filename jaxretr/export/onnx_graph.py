@@ -19,7 +19,7 @@ _IR_VERSION = 8
 
 
 def build(config: DualEncoderConfig, params: Params) -> Any:
-    """Builds the graph of one tower.
+    """Build the graph of one tower.
 
     Args:
       config: the configuration of the dual encoder, without adapters.

@@ -24,13 +24,13 @@ class Graph:
         self.constants: dict[str, Any] = {}
 
     def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """Adds a node with one output; returns its name."""
+        """Add a node with one output; return its name."""
         name = name or f"{operator}_{len(self.nodes)}"
         self.nodes.append(self.helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
     def split(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Splits a value into parts of these sizes along the last axis."""
+        """Split a value into parts of these sizes along the last axis."""
         name = f"Split_{len(self.nodes)}"
         parts = [f"{name}.{number}" for number in range(len(sizes))]
         self.nodes.append(self.helper.make_node("Split", [x, self.integers(*sizes)], parts, name=name, axis=-1))
@@ -68,7 +68,7 @@ class Graph:
         return self.add("Unsqueeze", hidden, self.integers(1, 2))
 
     def attend(self, q: str, k: str, v: str, scale: float, bias: str) -> str:
-        """Adds attention of queries, keys and values [batch, length, heads, size] -> [batch, length, heads * size]."""
+        """Add attention of queries, keys and values [batch, length, heads, size] -> [batch, length, heads * size]."""
         q, v = (self.add("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, v))
         scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 2, 3, 1]))
         scores = self.add("Add", self.add("Mul", scores, self.constant(scale)), bias)
@@ -93,5 +93,5 @@ class Graph:
 
 
 def layer_params(stacked: Params, number: int) -> Params:
-    """Takes one layer's parameters out of those of stacked layers."""
+    """Take one layer's parameters out of those of stacked layers."""
     return jax.tree.map(lambda values: np.asarray(values)[number], stacked)

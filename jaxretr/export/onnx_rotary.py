@@ -49,7 +49,7 @@ def _number(graph: Graph, value: int) -> str:
 
 
 def _sight(graph: Graph, config: RotaryConfig, place: str, padding: str, *, local: bool) -> _Sight:
-    """Adds the angles and the bias for the layers of one kind; `place` holds the positions, int64 [length]."""
+    """Add the angles and the bias for the layers of one kind; `place` holds the positions, int64 [length]."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
     turns = rotary_frequencies(config.head_dim, theta, scaling)
     # Computed from the frequencies: tables would be as long as the longest text.
@@ -126,13 +126,13 @@ def _rms_norm(graph: Graph, config: RotaryConfig, x: str, params: Params, name: 
 
 
 def _rotate(graph: Graph, x: str, sight: _Sight, size: int) -> str:
-    """Turns each pair of dimensions (i, i + d / 2) by the position's angle."""
+    """Turn each pair of dimensions (i, i + d / 2) by the position's angle."""
     one, other = graph.split(x, [size // 2] * 2)
     swapped = graph.add("Concat", other, one, axis=-1)
     return graph.add("Add", graph.add("Mul", x, sight.cos), graph.add("Mul", swapped, sight.sin))
 
 
 def _repeat(graph: Graph, x: str, times: int, shape: str) -> str:
-    """Gives each query head of a group the group's keys or values, [batch, length, groups, d]."""
+    """Give each query head of a group the group's keys or values, [batch, length, groups, d]."""
     wide = graph.add("Expand", graph.add("Unsqueeze", x, graph.integers(3)), graph.integers(1, 1, 1, times, 1))
     return graph.add("Reshape", wide, shape)

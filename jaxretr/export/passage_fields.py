@@ -18,7 +18,7 @@ _NOT_METADATA = frozenset((*ID_FIELDS, *TEXT_FIELDS, *TITLE_FIELDS, "metadata"))
 
 
 def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields ("path:line", id, object) of a corpus of JSON lines.
+    """Yield ("path:line", id, object) of a corpus of JSON lines.
 
     Raises:
       UserError: a line is no JSON object or has no id.
@@ -37,7 +37,7 @@ def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, dict[str, Value]]]]:
-    """Yields ("path:line", id, (passage, metadata)) of a corpus of one file, row by row.
+    """Yield ("path:line", id, (passage, metadata)) of a corpus of one file, row by row.
 
     Metadata are the further fields of a JSON row, and those of its "metadata" object. Lists and objects are left out, with
     one warning that names them; a corpus of tab-separated columns has none.
@@ -115,7 +115,7 @@ class VertexFields:
         return extras
 
     def check_found(self, corpus: str | Path) -> None:
-        """Raises UserError for a field that no row has; to be called after the last one."""
+        """Raise UserError for a field that no row has; to be called after the last one."""
         wanted = (*self.restricts, *([] if self.crowding is None else [self.crowding]))
         for name in wanted:
             if name not in self._found:

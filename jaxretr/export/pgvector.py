@@ -53,7 +53,7 @@ def export(
     ef_construction: int = EF_CONSTRUCTION,
     advance: Callable[[int], None] = silent,
 ) -> tuple[str, Certificate | None]:
-    """Writes the tables, which take the place of the old ones when they are complete, certified and verified.
+    """Write the tables, which take the place of the old ones when they are complete, certified and verified.
 
     Args:
       source: the passages.
@@ -97,7 +97,7 @@ def export(
 
 
 def verify(address: Address) -> str:
-    """Compares the table with the facts that its export stated.
+    """Compare the table with the facts that its export stated.
 
     Returns:
       A summary of what agrees, for people.
@@ -134,7 +134,7 @@ class _Loader:
         self.state: State
 
     def copy(self, stream: CorpusStream, advance: Callable[[int], None]) -> None:
-        """Fills the table, and indexes it."""
+        """Fill the table, and index it."""
         source, meta = self.source, self.source.store.meta
         digest = hashlib.sha256()
 
@@ -219,7 +219,7 @@ class _Loader:
         return certificate
 
     def write_golden(self, vectors: np.ndarray) -> None:
-        """Records the hits that the golden questions must find, according to our own exact search."""
+        """Record the hits that the golden questions must find, according to our own exact search."""
         hits = golden_hits.exact(self.source.pieces(), self.source.ids, vectors)
         content = {"questions": golden.QUESTIONS, "ids": hits.ids, "scores": hits.scores}
         self.connection.execute(
@@ -288,7 +288,7 @@ def _verified(connection: Connection, address: Address) -> str:
 
 
 def _content_problems(connection: Connection, names: Names, state: State) -> list[str]:
-    """Reads all rows, and compares them with the hashes."""
+    """Read all rows, and compare them with the hashes."""
     digest = hashlib.sha256()
 
     def texts(cursor: Any) -> Iterator[list[str]]:

@@ -35,7 +35,7 @@ def export(
     corpus: str | Path | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Writes the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified.
 
     Args:
       source: the passages.
@@ -70,7 +70,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Checks hashes and lines, and lets the golden questions search the vectors in the file.
+    """Check hashes and lines, and let the golden questions search the vectors in the file.
 
     Returns:
       A summary of what agrees, for people.
@@ -102,7 +102,7 @@ def _contents(corpus: str | Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _read(folder: Path, ids: list[str], dim: Any) -> Iterator[np.ndarray]:
-    """Yields the vectors [1, D] one by one, and notes their ids."""
+    """Yield the vectors [1, D] one by one, and note their ids."""
     try:
         with open(folder / EMBEDDINGS, encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):

@@ -22,7 +22,7 @@ IDS = "rows/ids.jsonl"
 
 
 def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
-    """Computes the digest of one row, an integer of 64 bits.
+    """Compute the digest of one row, an integer of 64 bits.
 
     Args:
       vector: the row's vector, float32 [D].
@@ -35,7 +35,7 @@ def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
 
 
 def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
-    """Writes both files.
+    """Write both files.
 
     Args:
       folder: the export's folder.
@@ -49,7 +49,7 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
 
 
 def read(folder: Path) -> tuple[list[str], np.ndarray]:
-    """Reads both files: N ids and uint64 [N].
+    """Read both files: N ids and uint64 [N].
 
     Raises:
       UserError: they are missing or damaged.

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> ExportNote:
-    """Writes a folder that `SentenceTransformer(folder)` loads.
+    """Write a folder that `SentenceTransformer(folder)` loads.
 
     Two towers lie in question/ and passage/, which are whole models as well, below a Router that `encode_query` and
     `encode_document` know. One tower has one maximum length: the longer one where questions and passages differ.
@@ -84,7 +84,7 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
 
 
 def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Writes the Router that leads sentence-transformers to the towers; `routes` has each folder's modules.json."""
+    """Write the Router that leads sentence-transformers to the towers; `routes` has each folder's modules.json."""
     places = {QUERY: "question", PASSAGE: "passage"}
     paths = {
         route: {f"{places[route]}/{module['path']}".rstrip("/"): module["type"] for module in modules}
@@ -104,7 +104,7 @@ def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> N
 def _write_tower(
     folder: Path, encoder: DualEncoder, side: Side, length: int, prompts: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Writes a tower as a model of its own; returns its modules.json."""
+    """Write a tower as a model of its own; return its modules.json."""
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
     write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
     modules = ["Transformer", "Pooling"]

@@ -39,7 +39,7 @@ def export(
     side: Literal["question", "passage", "both"] = "question",
     source: str = "a model",
 ) -> str:
-    """Writes program, parameters and tokenizer of each tower, which appear when they are complete and verified.
+    """Write program, parameters and tokenizer of each tower, which appear when they are complete and verified.
 
     Args:
       encoder: the model, adapters included; LoRA's products become part of the kernels.

@@ -118,7 +118,7 @@ def changed_settings(encoder: DualEncoder | CombinedEncoder, expected: Golden) -
 
 
 def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
-    """Compares vectors with the golden ones; a side may have none.
+    """Compare vectors with the golden ones; a side may have none.
 
     Returns:
       A description of the fault, "" if there is none, and the largest difference of a coordinate as a share of its

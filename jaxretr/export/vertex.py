@@ -44,7 +44,7 @@ def export(
     since: str | Path | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Writes the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified.
 
     Args:
       source: the passages.
@@ -108,7 +108,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Checks hashes and Vertex's schema, and lets the golden questions search the rows in the files.
+    """Check hashes and Vertex's schema, and let the golden questions search the rows in the files.
 
     Returns:
       A summary of what agrees, for people.

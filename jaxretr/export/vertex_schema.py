@@ -39,7 +39,7 @@ class Checker:
         self.deleted: set[str] = set()
 
     def rows(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """Yields (id, vector float32 [D], the row's other fields) of the rows that are correct."""
+        """Yield (id, vector float32 [D], the row's other fields) of the rows that are correct."""
         seen: set[str] = set()
         types: dict[str, str] = {}
         for path in self._files():
@@ -104,7 +104,7 @@ class Checker:
 
 
 def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
-    """Describes the fault of one row; "" if it has none.
+    """Describe the fault of one row; "" if it has none.
 
     Args:
       row: the parsed row.

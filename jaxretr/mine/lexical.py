@@ -51,7 +51,7 @@ def mine_lexical(
     threads: int | None = None,
     shard_passages: int = 1_000_000,
 ) -> LexicalSet:
-    """Makes a lexical set: queries, and for each the first ranks as positives and some later ones as negatives.
+    """Make a lexical set: queries, and for each the first ranks as positives and some later ones as negatives.
 
     An interrupted call continues where it was when it is repeated with the same arguments; a finished set is opened.
 
@@ -214,7 +214,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Notes the settings, or compares them with those of an interrupted call."""
+    """Note the settings, or compare them with those of an interrupted call."""
     place = folder / _WORK / _COMMAND
     for each in (folder, folder / DEV, folder / _WORK, folder / _WORK / "queries"):
         # Unfinished files of a killed call; finished ones have other names.
@@ -267,7 +267,7 @@ def _write_questions(folder: Path, questions: Sequence[Question]) -> None:
 
 
 def _dev_queries(rankings: Sequence[Ranking], selection: Selection, count: int, seed: int) -> np.ndarray:
-    """Returns the numbers of the held-out queries, ascending, int64 [count]."""
+    """Return the numbers of the held-out queries, ascending, int64 [count]."""
     usable = np.flatnonzero(np.logical_and.reduce([usable_queries(ranking, selection) for ranking in rankings]))
     if count >= len(usable):
         raise UserError(

@@ -73,7 +73,7 @@ class MinedSet:
         return f"MinedSet({len(self.negatives.values)} negatives of {len(self)} questions)"
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yields each example as a row of Tevatron's second format, with scores that `distillation` trains with."""
+        """Yield each example as a row of Tevatron's second format, with scores that `distillation` trains with."""
         ids = self.corpus.ids
         for number, question in enumerate(self.questions):
             yield {
@@ -87,7 +87,7 @@ class MinedSet:
             }
 
     def save(self, path: Path_) -> None:
-        """Writes a training file in Tevatron's second format, whole or not at all, and its record (`data.made_of`).
+        """Write a training file in Tevatron's second format, whole or not at all, and its record (`data.made_of`).
 
         Raises:
           UserError: it cannot be written.
@@ -136,7 +136,7 @@ def mine(
     score_margin: float | None = None,
     skip_bad: bool = False,
 ) -> MinedSet:
-    """Finds hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
+    """Find hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
 
     Args:
       train: questions with positives: any training file, or a BEIR folder.
@@ -228,7 +228,7 @@ def mine(
 def _judge(
     scorer: "AnyScorer", max_score_share: float | None, score_margin: float | None
 ) -> "partial[Iterator[Mined]]":
-    """Loads a scorer, and returns `judged_by_scorer` with it. Mining without one does not import JAX."""
+    """Load a scorer, and return `judged_by_scorer` with it. Mining without one does not import JAX."""
     from jaxretr.mine.scorer_filter import ScorerFilter, judged_by_scorer
     from jaxretr.search.reranking import loaded_scorer
 
@@ -252,7 +252,7 @@ class _Lists:
 
 
 def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tuple[list[Question], list[list[int]]]:
-    """Returns the questions and their positives' rows, without those that have no id in the corpus."""
+    """Return the questions and their positives' rows, without those that have no id in the corpus."""
     rows = [training.positives[number].tolist() for number in range(len(training))]
     unknown = [number for number, of_one in enumerate(rows) if max(of_one) >= training.corpus_rows]
     if unknown:
@@ -331,5 +331,5 @@ def _line_of_hit(path: Path, question_id: str, passage_id: str) -> str:
 
 
 def _numbers(scores: np.ndarray) -> list[float | None]:
-    """Returns float32 scores with the 9 digits that restore them; null for an unknown or infinite one."""
+    """Return float32 scores with the 9 digits that restore them; null for an unknown or infinite one."""
     return [float(f"{score:.9g}") if math.isfinite(score) else None for score in scores.tolist()]

@@ -77,7 +77,7 @@ class Filters:
             raise UsageError(f"the relative margin is a share between 0 and 1, not {self.relative_margin}")
 
     def ceiling(self, positive_scores: NDArray[np.float32]) -> float:
-        """Returns the highest score that a negative may have, given those of the positives, float32 [P], nan: unknown."""
+        """Return the highest score that a negative may have, given those of the positives, float32 [P], nan: unknown."""
         if self.margin is None and self.relative_margin is None:
             return math.inf
         known = positive_scores[~np.isnan(positive_scores)]
@@ -133,7 +133,7 @@ def hard_negatives(
     passages: Passages,
     filters: Filters,
 ) -> Iterator[Mined]:
-    """Yields the hard negatives of each question: no positive of any question with its text is one, nor is the text itself.
+    """Yield the hard negatives of each question: no positive of any question with its text is one, nor is the text itself.
 
     Args:
       questions: B questions, with or without answers.
@@ -214,7 +214,7 @@ def rankings_of_run(
     depth: int,
     own: Collection[str] = (),
 ) -> Iterator[Ranking]:
-    """Yields each question's ranking in a run: by score, equal scores by row, lowest first.
+    """Yield each question's ranking in a run: by score, equal scores by row, lowest first.
 
     Args:
       run: question id -> passage id -> score; the corpus has all its passages.
@@ -255,7 +255,7 @@ class MiningReport:
     positive_scores_unknown: int = 0
 
     def add(self, mined: Mined) -> None:
-        """Counts one question."""
+        """Count one question."""
         self.questions += 1
         self.negatives[len(mined.rows)] += 1
         self.dropped.update(mined.dropped)
@@ -263,7 +263,7 @@ class MiningReport:
         self.positive_scores_unknown += mined.positive_unknown
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the report for JSON; `dropped` and the negatives together are all the passages ranked."""
+        """Return the report for JSON; `dropped` and the negatives together are all the passages ranked."""
         total = sum(number * questions for number, questions in self.negatives.items())
         of_all = max(1, self.questions)
         return {

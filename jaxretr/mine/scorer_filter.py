@@ -55,7 +55,7 @@ class ScorerFilter:
         return passes
 
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
-        """Maps raw scores to probabilities between 0 and 1, float64 [K]."""
+        """Map raw scores to probabilities between 0 and 1, float64 [K]."""
         scores = scores.astype(np.float64)
         if isinstance(self.scorer, CrossEncoder):
             return np.exp(-np.logaddexp(0.0, -scores))
@@ -70,7 +70,7 @@ def judged_by_scorer(
     rule: ScorerFilter,
     negatives: int,
 ) -> Iterator[Mined]:
-    """Yields the negatives that pass a scorer, with its raw scores of them and of the positives.
+    """Yield the negatives that pass a scorer, with its raw scores of them and of the positives.
 
     Args:
       mined: all candidates of each of B questions, none of them left out for being surplus.

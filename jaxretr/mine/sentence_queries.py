@@ -66,7 +66,7 @@ class Sampling:
             raise UsageError(f"at least 1 sentence per passage is required, not {self.per_passage}")
 
     def count(self, sentences: int, position: int) -> int:
-        """Returns the number of a passage's sentences that become queries.
+        """Return the number of a passage's sentences that become queries.
 
         Halves are rounded to the even number, as Python's `round` does: 2.5 gives 2, 3.5 gives 4.
 
@@ -81,7 +81,7 @@ class Sampling:
         return min(max(1, round(sentences / (self.base * (position + 1)))), sentences)
 
     def choose(self, sentences: int, position: int, row: int) -> list[int]:
-        """Returns the sentences that become queries, in their order: a function of the arguments and the seed.
+        """Return the sentences that become queries, in their order: a function of the arguments and the seed.
 
         Args:
           sentences: the sentences of the passage.
@@ -103,7 +103,7 @@ class Sampling:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences.
+    """Split a text into sentences.
 
     English abbreviations ("Dr.", "U.S.", "e.g.", initials) do not end a sentence; the stops of Chinese and Japanese
     (。！？) do. A quotation stays in one piece. A text that begins or ends within a sentence gives that part as a piece.
@@ -126,7 +126,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Returns pieces that together are the text."""
+    """Return pieces that together are the text."""
     # The language decides which abbreviations are known; the stops of all languages count in each.
     return sentencex.segment("en", text)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -144,7 +144,7 @@ class Documents:
     """
 
     def __init__(self, rule: str):
-        """Reads the rule.
+        """Read the rule.
 
         Raises:
           UsageError: it is not a rule.
@@ -166,7 +166,7 @@ class Documents:
                 raise UsageError(rf"'{value}' has no group; put the document's part in parentheses, as in (.+)-\d+")
 
     def positions(self, corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
-        """Yields (passage, its position in its document, from 0), row by row.
+        """Yield (passage, its position in its document, from 0), row by row.
 
         Raises:
           UserError: a row without the field, or an id that the expression does not match.
@@ -231,7 +231,7 @@ class SentenceCounts:
 def sampled_sentences(
     corpus: CorpusStream, documents: Documents, sampling: Sampling, counts: SentenceCounts
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields (row, the sentences that become queries, in their order), row by row, and counts in `counts`."""
+    """Yield (row, the sentences that become queries, in their order), row by row, and count in `counts`."""
     for row, (passage, position) in enumerate(documents.positions(corpus)):
         sentences = split_sentences(passage.text)
         chosen = [sentences[number] for number in sampling.choose(len(sentences), position, row)]
@@ -252,7 +252,7 @@ def write_sentence_queries(
     limit: int | None = None,
     advance: Callable[[int], None] = lambda passages: None,
 ) -> SentenceCounts:
-    """Writes the queries, in the order of the passages and of the sentences in them.
+    """Write the queries, in the order of the passages and of the sentences in them.
 
     Args:
       folder: the folder for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json,
@@ -296,7 +296,7 @@ def write_sentence_queries(
 
 
 def drawn(total: int, count: int, seed: int, purpose: str) -> np.ndarray:
-    """Returns `count` different numbers below `total`, ascending, int64; each as likely as the others.
+    """Return `count` different numbers below `total`, ascending, int64; each as likely as the others.
 
     Args:
       total: the number of numbers to draw from.

@@ -70,7 +70,7 @@ class Ranker(Protocol):
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Returns the facts that decide its ranking; a set that is continued must agree in them."""
+        """Return the facts that decide its ranking; a set that is continued must agree in them."""
         ...
 
     def rank(self, task: Task, folder: Path) -> Ranking:
@@ -79,7 +79,7 @@ class Ranker(Protocol):
 
 
 def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Ranker]:
-    """Returns the teachers of these names: bm25, run:FILE or model:MODEL.
+    """Return the teachers of these names: bm25, run:FILE or model:MODEL.
 
     Raises:
       UsageError: an unknown or repeated teacher, or settings of BM25 without it.
@@ -104,7 +104,7 @@ def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Rank
 
 
 def file_digest(path: str | Path, stem: str = "") -> str:
-    """Returns the sha256 (hexadecimal) of a file's bytes, or of a named data set's version and checksums."""
+    """Return the sha256 (hexadecimal) of a file's bytes, or of a named data set's version and checksums."""
     return input_digest(find_input(path, stem))
 
 
@@ -275,7 +275,7 @@ class _Done:
 
 
 def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
-    """Opens a file whose first `done` rows are finished, or creates it."""
+    """Open a file whose first `done` rows are finished, or create it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "r+" if done else "w+"
     array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
@@ -285,7 +285,7 @@ def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np
 
 
 def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
-    """Yields (row of the first passage, passages), from row `start`."""
+    """Yield (row of the first passage, passages), from row `start`."""
     batch: list[Passage] = []
     for row, (_, passage) in enumerate(corpus.passages()):
         if row < start:

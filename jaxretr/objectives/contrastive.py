@@ -54,7 +54,7 @@ __all__ = [
 def make_step(
     program: ContrastiveProgram, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[..., tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]]:
-    """Builds the compiled training step.
+    """Build the compiled training step.
 
     Args:
       program: the run's constants.

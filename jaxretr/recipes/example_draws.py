@@ -236,7 +236,7 @@ class LexicalDraws:
     """
 
     def __init__(self, config: ContrastiveConfig, examples: LexicalSet, contents: np.ndarray):
-        """Reads nothing yet: the set's arrays stay on disk, and each step reads the rows of its batch.
+        """Read nothing yet: the set's arrays stay on disk, and each step reads the rows of its batch.
 
         Args:
           config: of the run.
@@ -311,7 +311,7 @@ def _draw_columns(rng: np.random.Generator, rows: np.ndarray, count: int) -> np.
 
 
 def open_lexical_set(path: str | Path, corpus: Corpus | None) -> LexicalSet:
-    """Opens a lexical set and checks that it was made of this corpus.
+    """Open a lexical set and check that it was made of this corpus.
 
     Raises:
       UsageError: no corpus.

@@ -91,7 +91,7 @@ def show(
     common: set[str],
     depth: int = 3,
 ) -> Example:
-    """Collects each system's first passages for a question, and the rank of the first relevant one.
+    """Collect each system's first passages for a question, and the rank of the first relevant one.
 
     Args:
       question: the question.
@@ -126,7 +126,7 @@ def marked(text: str, stems: set[str]) -> Markup:
 
 
 def _matches(text: str, stems: set[str]) -> Iterator[tuple[int, int]]:
-    """Yields the places of the matching words, from left to right."""
+    """Yield the places of the matching words, from left to right."""
     for run in _RUN.finditer(text):
         words = stems_of(run.group())
         if len(words) == 1:

@@ -34,7 +34,7 @@ class RunFiles:
 
     @classmethod
     def read(cls, folder: str | Path) -> "RunFiles":
-        """Reads a run's folder.
+        """Read a run's folder.
 
         Raises:
           UserError: it is not a run's folder, or a file of it is damaged.

@@ -80,7 +80,7 @@ def report(
     examples: int = 6,
     search: bool = True,
 ) -> RunReport:
-    """Writes one self-contained HTML page about training runs.
+    """Write one self-contained HTML page about training runs.
 
     It shows each run's settings, curves of everything that was logged, a table of the metrics with 95% bootstrap
     intervals and paired tests, searches side by side with the matching words marked, and the machines of the runs.
@@ -126,7 +126,7 @@ def write_page(
     examples: int = 6,
     shown: Sequence[str] = (),
 ) -> RunReport:
-    """Writes the page about runs whose searches were measured already.
+    """Write the page about runs whose searches were measured already.
 
     Args:
       runs: the runs, as read from their files.
@@ -144,7 +144,7 @@ def write_page(
 
 
 def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Returns the runs with different names: where any are equal, each gets the name of its parent folder before it."""
+    """Return the runs with different names: where any are equal, each gets the name of its parent folder before it."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return list(runs)

@@ -65,7 +65,7 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
 
 @contextlib.contextmanager
 def _inputs_of(run: RunFiles) -> Iterator[None]:
-    """Reads again what a run read: without its notes, which the run has said, and with the setting of a missing file."""
+    """Read again what a run read: without its notes, which the run has said, and with the setting of a missing file."""
     try:
         with HeldNotes():
             yield
@@ -89,7 +89,7 @@ def before(run: RunFiles) -> Encoder | None:
 
 
 def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
-    """Searches with every run's model, with the encoder that the first began with, and with BM25.
+    """Search with every run's model, with the encoder that the first began with, and with BM25.
 
     Returns:
       The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.

@@ -109,7 +109,7 @@ class Certificate(ABC):
 
     @abstractmethod
     def made(self) -> str:
-        """Describes the index in words, for people."""
+        """Describe the index in words, for people."""
 
     def more(self) -> list[str]:
         """Lines that the table for people ends with."""
@@ -142,7 +142,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
 
 def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Computes the share of each question's k exact neighbours that was found.
+    """Compute the share of each question's k exact neighbours that was found.
 
     Args:
       found: rows [B, at least k], and one more where a question is a row itself; -1 for none.
@@ -209,7 +209,7 @@ def machine_facts(*packages: str) -> dict[str, Any]:
 
 
 def write(folder: Path, certificate: Certificate) -> None:
-    """Writes certificate.json and certificate.md."""
+    """Write certificate.json and certificate.md."""
     with atomic_write(folder / CERTIFICATE) as file:
         json.dump(asdict(certificate), file, indent=1, ensure_ascii=False)
     with atomic_write(folder / TABLE) as file:
@@ -217,7 +217,7 @@ def write(folder: Path, certificate: Certificate) -> None:
 
 
 def read(folder: Path, kind: type[C]) -> C:
-    """Reads certificate.json.
+    """Read certificate.json.
 
     Args:
       folder: the folder that holds it.

@@ -95,7 +95,7 @@ class Asked:
 
     @classmethod
     def of(cls, questions: Questions, row_of: Mapping[str, int], blocks: Iterable[np.ndarray], rows: int) -> "Asked":
-        """Finds the exact neighbours in one pass over the vectors."""
+        """Find the exact neighbours in one pass over the vectors."""
         own = questions.own_rows(row_of, slice(None))
         depth = min(question_sets.DEPTH, rows)
         return cls(questions, question_sets.exact_rows(questions.vectors, own, blocks, depth, rows), own)
@@ -115,7 +115,7 @@ def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
 
 
 def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, widths: Sequence[int]) -> list[Width]:
-    """Finds the narrowest search that reaches each target; a warning for one that none reaches for certain.
+    """Find the narrowest search that reaches each target; a warning for one that none reaches for certain.
 
     Args:
       search: the index.

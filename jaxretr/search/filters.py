@@ -35,7 +35,7 @@ class Filters:
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
-        """Checks the fields.
+        """Check the fields.
 
         Args:
           rows: N.
@@ -223,7 +223,7 @@ class RowFilter:
         return self.allow is not None or self.deny is not None or bool(self.where)
 
     def mask(self, ids: Sequence[str], metadata: Metadata, index: str) -> np.ndarray | None:
-        """Returns which rows pass.
+        """Return which rows pass.
 
         Args:
           ids: the index's N ids.
@@ -258,7 +258,7 @@ class RowFilter:
     def _columns(
         self, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
     ) -> dict[str, list[str | None]]:
-        """Returns the values of the fields as text, each N, from the index or else from the corpus."""
+        """Return the values of the fields as text, each N, from the index or else from the corpus."""
         columns = {field: [_text(value) for value in metadata[field]] for field in fields if field in metadata}
         missing = [field for field in fields if field not in columns]
         if not missing:
@@ -270,7 +270,7 @@ class RowFilter:
 
 
 def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
-    """Reads ids of the index, one per line."""
+    """Read ids of the index, one per line."""
     known, found = set(ids), []
     for number, line in numbered_lines(find_input(path)):
         name = line.rstrip("\r\n")
@@ -290,7 +290,7 @@ def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
 def _corpus_columns(
     corpus: str | Path, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
 ) -> dict[str, list[str | None]]:
-    """Reads fields of the index's passages from JSON lines; None where a passage lacks one."""
+    """Read fields of the index's passages from JSON lines; None where a passage lacks one."""
     path = find_input(corpus, "corpus.jsonl")
     row_of = {name: row for row, name in enumerate(ids)}
     columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}

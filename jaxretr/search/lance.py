@@ -65,7 +65,7 @@ def as_cell(value: Value) -> str:
 def batch(
     first: int, rows: Sequence[tuple[str, str, str, Mapping[str, Value]]], vectors: np.ndarray, fields: Sequence[str]
 ) -> Any:
-    """Turns rows into a record batch for LanceDB.
+    """Turn rows into a record batch for LanceDB.
 
     Args:
       first: the number of the first row.
@@ -136,7 +136,7 @@ class LanceTable:
     """
 
     def __init__(self, folder: Path, fields: Sequence[str], dim: int):
-        """Opens the table in a folder.
+        """Open the table in a folder.
 
         Raises:
           UserError: there is none, or it cannot be read.
@@ -152,7 +152,7 @@ class LanceTable:
         return self._rows
 
     def search(self, vectors: np.ndarray, k: int, width: int | None, only: Only | None = None) -> list[Found]:
-        """Finds the rows with the highest inner products.
+        """Find the rows with the highest inner products.
 
         Args:
           vectors: float32 [B, D].
@@ -178,7 +178,7 @@ class LanceTable:
         ]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Reads some columns of the rows with these ids, by id; unknown ids are left out."""
+        """Read some columns of the rows with these ids, by id; unknown ids are left out."""
         wanted = list({name for name in ids if _is_text(name)})
         if not wanted:
             return {}
@@ -224,7 +224,7 @@ class LanceTable:
 def write(
     folder: Path, batches: Iterable[Any], dim: int, fields: Sequence[str], *, m: int, ef_construction: int
 ) -> None:
-    """Writes a table, and builds its index: graphs over vectors of 8 bits per number.
+    """Write a table, and build its index: graphs over vectors of 8 bits per number.
 
     Raises:
       UserError: LanceDB cannot write there.

@@ -105,12 +105,12 @@ def exact_rows(
 
 
 def with_neighbours(questions: Questions, exact: NDArray[np.int64], ids: list[str]) -> Questions:
-    """Notes the exact neighbours of the certification questions by their ids."""
+    """Note the exact neighbours of the certification questions by their ids."""
     return replace(questions, neighbours=tuple(tuple(ids[row] for row in found) for found in exact.tolist()))
 
 
 def write(folder: Path, questions: Questions) -> None:
-    """Writes questions.npy and questions.jsonl."""
+    """Write questions.npy and questions.jsonl."""
     np.save(folder / VECTORS, questions.vectors)
     with open(folder / QUESTIONS, "w", encoding="utf-8") as file:
         for number, own in enumerate(questions.own):
@@ -123,7 +123,7 @@ def write(folder: Path, questions: Questions) -> None:
 
 
 def read(folder: Path, dim: int) -> Questions:
-    """Reads the questions that `write` wrote.
+    """Read the questions that `write` wrote.
 
     Raises:
       UserError: a file is missing or broken.

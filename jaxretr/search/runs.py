@@ -54,7 +54,7 @@ class Corpus(Protocol):
 
 
 def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
-    """Returns the questions of a file, or those given; texts alone get the ids "0", "1", ...
+    """Return the questions of a file, or those given; texts alone get the ids "0", "1", ...
 
     Raises:
       UserError: the file cannot be read, or `trec_ids` and an id in it does not fit a TREC run.
@@ -102,7 +102,7 @@ class SearchRun(Mapping[str, dict[str, float]]):
         return f"SearchRun({len(self)} questions, {self.num_hits} hits)"
 
     def save(self, path: Path, *, format: RunFormat = "trec", corpus: Corpus | Path | None = None) -> None:
-        """Writes the run to a file, which appears complete or not at all.
+        """Write the run to a file, which appears complete or not at all.
 
         Args:
           path: the file.
@@ -128,7 +128,7 @@ class SearchRun(Mapping[str, dict[str, float]]):
 
 
 def write_trec(path: Path, run: Mapping[str, Mapping[str, float]] | Iterable[Hits], tag: str = "jaxretr") -> None:
-    """Writes a TREC run in which the order GIVEN is the order that trec_eval sees.
+    """Write a TREC run in which the order GIVEN is the order that trec_eval sees.
 
     trec_eval ignores the rank, reads scores in single precision and orders equal ones by passage id, descending. So the
     scores are written strictly decreasing: with 9 digits, which give back every float32 exactly, and a score that would
@@ -181,7 +181,7 @@ def strictly_decreasing(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits]) -> None:
-    """Writes one JSON object a question: {question_id, question, hits: [{id, title, score}]}, best first.
+    """Write one JSON object a question: {question_id, question, hits: [{id, title, score}]}, best first.
 
     Args:
       path: the file to write, whole or not at all.
@@ -205,7 +205,7 @@ def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits:
 def write_dpr_json(
     path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits], match: Match = "string"
 ) -> None:
-    """Writes DPR's results: a JSON array of {id, question, answers, ctxs: [{id, title, text, score, has_answer}]}.
+    """Write DPR's results: a JSON array of {id, question, answers, ctxs: [{id, title, text, score, has_answer}]}.
 
     The question's id is ours, and ignored by DPR. The score is a string, as DPR writes it. `has_answer` is false wherever
     a question's answers are not known.
@@ -251,7 +251,7 @@ def _as_hits(run: Mapping[str, Mapping[str, float]] | Iterable[Hits]) -> Iterato
 def joined(
     questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits]
 ) -> Iterator[tuple[Hits, Question, list[int]]]:
-    """Yields each question's hits, the question, and the corpus rows of its passages."""
+    """Yield each question's hits, the question, and the corpus rows of its passages."""
     hits = list(hits)
     question_of_id = {question.id: question for question in questions}
     # Only of the passages that were found: a dict of 21 million ids would take gigabytes.
@@ -291,6 +291,6 @@ def to_json(value: Any) -> bytes:
 
 
 def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:
-    """Returns the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows."""
+    """Return the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows."""
     with np.errstate(over="ignore"):
         return np.fromiter(scores.values(), np.float32, len(scores))

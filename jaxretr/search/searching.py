@@ -62,7 +62,7 @@ def search(
     depth: int = 100,
     passages: Corpus | None = None,
 ) -> SearchRun:
-    """Finds the k best passages of each question: exactly, or approximately with a ScaNN index.
+    """Find the k best passages of each question: exactly, or approximately with a ScaNN index.
 
     With several processes, each searches its share of a store, or of an exact index given as a folder, on its own
     devices; all must call this, and all return the same run.
@@ -278,7 +278,7 @@ def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
 def search_store(
     store: EmbeddingStore, ids: Sequence[str], queries: np.ndarray, k: int, allowed: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Searches a store by streaming its shards through the devices once.
+    """Search a store by streaming its shards through the devices once.
 
     With several processes, all of which must call this, each streams its share of the shards through its own devices.
 

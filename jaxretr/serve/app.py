@@ -31,7 +31,7 @@ _TYPES: dict[int, Type] = {404: "not_found", 405: "invalid_request", 413: "too_l
 def create_app(
     service: Service, settings: Settings | None = None, keys: Keys | None = None, lines: RequestLog | None = None
 ) -> FastAPI:
-    """Makes the app.
+    """Make the app.
 
     Args:
       service: answers the requests; the caller starts and closes it.
@@ -112,7 +112,7 @@ def _mcp() -> Callable[..., Any] | None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    """Adds the search page, and the API's documentation if there is one."""
+    """Add the search page, and the API's documentation if there is one."""
     for path, file in (("/", PAGE), ("/docs", PAGE.with_name("docs.html"))):
         if file.is_file():
             answer = partial(answer_page, file)

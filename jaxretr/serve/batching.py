@@ -36,11 +36,11 @@ class Observer(Protocol):
     """The interface that is told what the worker does; called in the worker's thread."""
 
     def waited(self, lane: str, seconds: float) -> None:
-        """Notes that a request's first text was taken from the queue."""
+        """Note that a request's first text was taken from the queue."""
         ...
 
     def computed(self, lane: str, texts: int, tokens: int, seconds: float) -> None:
-        """Notes that a batch is done."""
+        """Note that a batch is done."""
         ...
 
 
@@ -122,7 +122,7 @@ class Batcher:
         self._thread.start()
 
     def add(self, lane: Lane) -> None:
-        """Adds a lane."""
+        """Add a lane."""
         with self._changed:
             self._lanes[lane.name], self._queues[lane.name] = lane, deque()
             self._turns.append(lane.name)
@@ -134,7 +134,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """Counts a request from before its texts are tokenised until it is answered; called in the event loop.
+        """Count a request from before its texts are tokenised until it is answered; called in the event loop.
 
         Raises:
           Overloaded: there are too many, or too many tokens wait.
@@ -148,7 +148,7 @@ class Batcher:
             self.requests -= 1
 
     async def run(self, lane: str, texts: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
-        """Computes texts; those that are not begun are dropped when the task that awaits them is cancelled.
+        """Compute texts; those that are not begun are dropped when the task that awaits them is cancelled.
 
         Args:
           lane: the lane's name.
@@ -187,7 +187,7 @@ class Batcher:
         return ticket.results
 
     def close(self) -> None:
-        """Ends the thread after the batch that it computes; waiting texts are refused."""
+        """End the thread after the batch that it computes; waiting texts are refused."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -59,7 +59,7 @@ class Edge:
         self.app, self.metrics, self.lines, self.stopping, self.routes = app, metrics, lines, stopping, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements ASGI."""
+        """Implement ASGI."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
@@ -126,7 +126,7 @@ class Gate:
         self.app, self.keys, self.rates, self.settings, self.stopping = app, keys, rates, settings, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements ASGI."""
+        """Implement ASGI."""
         if scope["type"] == "websocket":  # The service has none.
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
@@ -160,7 +160,7 @@ class Gate:
         return TooLarge(f"the body has more than {self.settings.max_body} bytes; send fewer texts at a time")
 
     def _limited(self, receive: Receive) -> Receive:
-        """Reads a body within its limits; raises Problem at the first message that exceeds them."""
+        """Read a body within its limits; raise Problem at the first message that exceeds them."""
         size, more = 0, True
         deadline: float | None = None
 

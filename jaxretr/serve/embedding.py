@@ -81,7 +81,7 @@ class Embedding:
         self.model = self.add(encoder, name)
 
     def add(self, encoder: Encoder, name: str | None = None) -> Model:
-        """Adds an encoder, if it is not there; blocks, and compiles nothing yet."""
+        """Add an encoder, if it is not there; blocks, and compiles nothing yet."""
         fingerprint = model_fingerprint(encoder, "passage")
         if fingerprint not in self.models:
             made = BatchEncoder(encoder, self._settings.max_batch_tokens)

@@ -107,7 +107,7 @@ class BatchEncoder:
         return isinstance(self.encoder, DualEncoder) and self.encoder.config.normalise
 
     def tokenise(self, side: Side, texts: Sequence[Any], prompt: str | None = None) -> Tokenised:
-        """Makes rows of ids; may be called in any thread.
+        """Make rows of ids; may be called in any thread.
 
         Args:
           side: the tower to tokenise for.
@@ -139,7 +139,7 @@ class BatchEncoder:
         return embeddings[0] if len(embeddings) == 1 else np.concatenate(embeddings, axis=1)
 
     def vectors(self, side: Side, computed: np.ndarray, weights: Sequence[float] | None = None) -> np.ndarray:
-        """Makes the model's vectors of the numbers that `compute` returned.
+        """Make the model's vectors of the numbers that `compute` returned.
 
         Args:
           side: only questions are weighted.

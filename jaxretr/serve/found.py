@@ -93,7 +93,7 @@ class AnswerHits:
         return not given and isinstance(model, CombinedEncoder) and model.config.how == "concatenate"
 
     def answered(self, found: Findings, vectors: np.ndarray) -> list[answers.Hits]:
-        """Makes each question's entry in the answer, its hits best first.
+        """Make each question's entry in the answer, its hits best first.
 
         Args:
           found: the index's hits, with their documents and vectors where they are needed.

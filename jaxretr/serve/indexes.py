@@ -19,7 +19,7 @@ RESERVED = ("indexes", "embeddings", "rerank", "models")
 
 
 def check_name(name: str) -> str:
-    """Returns the name, if an index can have it.
+    """Return the name, if an index can have it.
 
     Raises:
       UserError: it cannot.
@@ -78,7 +78,7 @@ class Indexes:
 
     @contextlib.asynccontextmanager
     async def used(self, name: str) -> AsyncIterator[ServedIndex]:
-        """Yields the index with the given name, which is not closed within the block.
+        """Yield the index with the given name, which is not closed within the block.
 
         Raises:
           NotFound: there is none.
@@ -93,7 +93,7 @@ class Indexes:
                 self._left.notify_all()
 
     async def create(self, name: str) -> ServedIndex:
-        """Creates an empty index in the data folder.
+        """Create an empty index in the data folder.
 
         Raises:
           Invalid: an index cannot have the name.
@@ -118,7 +118,7 @@ class Indexes:
         return index
 
     async def drop(self, name: str) -> None:
-        """Closes an index that a request created, once no request uses it, and removes its folder.
+        """Close an index that a request created, once no request uses it, and remove its folder.
 
         Raises:
           NotFound: there is none.
@@ -156,7 +156,7 @@ class Indexes:
         return sizes
 
     def close(self) -> None:
-        """Closes all at once, since each may wait for what it has begun; blocks."""
+        """Close all at once, since each may wait for what it has begun; blocks."""
         with ThreadPoolExecutor(max(1, len(self))) as closing:
             list(closing.map(lambda index: index.close(), self._indexes.values()))
 

@@ -51,7 +51,7 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
-        """Reads a file of lines `NAME SCOPES SHA256HEX`; empty lines and those that begin with # are skipped.
+        """Read a file of lines `NAME SCOPES SHA256HEX`; empty lines and those that begin with # are skipped.
 
         Raises:
           UserError: it cannot be read, a line is wrong, a name or a key occurs twice, or there is no key.
@@ -116,7 +116,7 @@ def _parsed(path: Path, content: bytes) -> list[Key]:
 
 
 def check_scopes(names: Iterable[str], where: str) -> list[str]:
-    """Returns the scopes, each once; raises UserError for an unknown one."""
+    """Return the scopes, each once; raise UserError for an unknown one."""
     found = list(dict.fromkeys(names))
     for name in found:
         if name not in SCOPES:
@@ -126,7 +126,7 @@ def check_scopes(names: Iterable[str], where: str) -> list[str]:
 
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
-    """Creates a key and adds its digest to the file, which only its owner may read.
+    """Create a key and add its digest to the file, which only its owner may read.
 
     Returns:
       The key, which is stored nowhere.

@@ -42,7 +42,7 @@ class Parts:
     engine: EngineName | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for names that occur twice, or a corpus without an index."""
+        """Raise UsageError for names that occur twice, or a corpus without an index."""
         self._named()
 
     def _named(self) -> dict[str, tuple[str, str | None]]:
@@ -66,7 +66,7 @@ class Parts:
         return found
 
     def load(self) -> Service:
-        """Loads all parts; returns a service that is not started."""
+        """Load all parts; return a service that is not started."""
         encoder = self.encoder()
         indexes: dict[str, ServedIndex] = {}
         try:

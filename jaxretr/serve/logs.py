@@ -23,7 +23,7 @@ class RequestLog:
         self.texts, self._stream = texts, stream
 
     def write(self, *, id: str, method: str, route: str, status: int, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Writes a request's line.
+        """Write a request's line.
 
         Args:
           id: the request's id; the response has it as X-Request-Id.
@@ -37,7 +37,7 @@ class RequestLog:
         )
 
     def event(self, message: str, **facts: Any) -> None:
-        """Writes a line about the service itself."""
+        """Write a line about the service itself."""
         self._put({"message": message, **facts})
 
     def _put(self, facts: Mapping[str, Any]) -> None:
@@ -57,13 +57,13 @@ class JsonLines(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Implements `logging.Handler`."""
+        """Implement `logging.Handler`."""
         self._lines.event(" ".join(record.getMessage().split()), level=record.levelname.lower(), logger=record.name)
 
 
 @contextlib.contextmanager
 def log_as_json(lines: RequestLog) -> Iterator[None]:
-    """Sends all logging within the block to these lines alone."""
+    """Send all logging within the block to these lines alone."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers[:] = [JsonLines(lines)]

@@ -85,7 +85,7 @@ IndexName = Annotated[
 
 
 def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Adds the tools to an app at /mcp.
+    """Add the tools to an app at /mcp.
 
     Args:
       app: the service's app, whose keys and limits hold for this path as well.
@@ -112,7 +112,7 @@ def make_server(service: Service) -> Any:
         """Reads arguments as the service reads its other requests."""
 
         async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-            """Overrides the SDK's method: null is as if left out, an unknown name is refused, an error is one line."""
+            """Override the SDK's method: null is as if left out, an unknown name is refused, an error is one line."""
             schemas = {tool.name: tool.input_schema for tool in await self.list_tools()}
             if name in schemas:
                 known, required = schemas[name]["properties"], schemas[name].get("required", ())
@@ -142,7 +142,7 @@ def make_server(service: Service) -> Any:
 
     @server.tool(annotations=reads)
     async def list_indexes() -> IndexList:
-        """Lists the indexes: names, numbers of documents, and the fields that a search can filter by."""
+        """List the indexes: names, numbers of documents, and the fields that a search can filter by."""
         indexes: Sequence[Mapping[str, Any]] = (await _told(service.describe()))["indexes"]
         return {
             "indexes": [
@@ -164,7 +164,7 @@ def make_server(service: Service) -> Any:
         ] = None,
         max_chars: Annotated[int, Field(description="characters of each text", ge=1, le=10_000)] = 600,
     ) -> FoundDocuments:
-        """Finds the documents that best answer a question. Texts are cut to max_chars; read on with fetch."""
+        """Find the documents that best answer a question. Texts are cut to max_chars; read on with fetch."""
         name = index or await _told(_only_index(service))
         content = {"query": query, "k": k, "where": where, "max_chars": max_chars}
         try:
@@ -195,7 +195,7 @@ def make_server(service: Service) -> Any:
         offset: Annotated[int, Field(description="the first character to read", ge=0)] = 0,
         limit: Annotated[int, Field(description="how many characters", ge=1, le=50_000)] = 6000,
     ) -> Passage:
-        """Reads a document, or a part of a long one: continue at next_offset until it is null."""
+        """Read a document, or a part of a long one: continue at next_offset until it is null."""
         name = index or await _told(_only_index(service))
         document = await _told(service.document(name, id))
         text = document["text"]
@@ -221,7 +221,7 @@ async def _only_index(service: Service) -> str:
 
 
 async def _told(answer: Awaitable[T]) -> T:
-    """Waits for the service; a refusal becomes the tool's error, in one line."""
+    """Wait for the service; a refusal becomes the tool's error, in one line."""
     try:
         return await answer
     except Problem as problem:
@@ -248,7 +248,7 @@ class _SameOrigin:
         self.app, self.allowed = app, service.settings.allow_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements ASGI."""
+        """Implement ASGI."""
         origin = Headers(scope=scope).get("origin")
         if origin is None or "*" in self.allowed or origin in self.allowed or _is_local(origin):
             return await self.app(scope, receive, send)

@@ -45,25 +45,25 @@ class Metrics:
         Gauge("jaxretr_resident_bytes", "Memory of the process.", registry=registry).set_function(memory.resident)
 
     def watch(self, queues: Mapping[str, Batcher], indexes: Indexes) -> None:
-        """Adds gauges of queues and indexes, which are read whenever /metrics is."""
+        """Add gauges of queues and indexes, which are read whenever /metrics is."""
         self.registry.register(_State(queues, indexes))
 
     def waited(self, lane: str, seconds: float) -> None:
-        """Implements `batching.Observer`."""
+        """Implement `batching.Observer`."""
         self._queue_seconds.labels(lane).observe(seconds)
 
     def computed(self, lane: str, texts: int, tokens: int, seconds: float) -> None:
-        """Implements `batching.Observer`."""
+        """Implement `batching.Observer`."""
         self._batch_seconds.labels(lane).observe(seconds)
         self._batch_texts.labels(lane).observe(texts)
         self._batch_tokens.labels(lane).inc(tokens)
 
     def searched(self, index: str, seconds: float) -> None:
-        """Counts a search of an index."""
+        """Count a search of an index."""
         self._search_seconds.labels(index).observe(seconds)
 
     def refused(self, queue: str) -> None:
-        """Counts a request that found a full queue."""
+        """Count a request that found a full queue."""
         self._refused.labels(queue).inc()
 
     def text(self) -> bytes:
@@ -78,7 +78,7 @@ class _State(Collector):
         self._queues, self._indexes = queues, indexes
 
     def describe(self) -> Iterable[Metric]:
-        """Describes nothing in advance, because indexes come and go."""
+        """Describe nothing in advance, because indexes come and go."""
         return []
 
     def collect(self) -> Iterable[Metric]:

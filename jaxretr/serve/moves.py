@@ -85,7 +85,7 @@ class Moves:
         return facts
 
     async def rollback(self, index: ServedIndex) -> dict[str, Any]:
-        """Returns an index to its previous model.
+        """Return an index to its previous model.
 
         Raises:
           Conflict: it is being moved.
@@ -116,7 +116,7 @@ class Moves:
         return await loop.run_in_executor(None, self.state, live)
 
     def stop(self) -> None:
-        """Ends moves after the batch that they are encoding; a later move to the same model resumes. Blocks.
+        """End moves after the batch that they are encoding; a later move to the same model resumes. Blocks.
 
         One that takes longer, since it makes a snapshot, is left behind; it ends with the process.
         """

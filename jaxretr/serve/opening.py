@@ -51,7 +51,7 @@ def open_index(
     name: str | None = None,
     engine: EngineName | None = None,
 ) -> ServedIndex:
-    """Opens an index of any kind.
+    """Open an index of any kind.
 
     Args:
       text: a live folder (one is made where there is nothing), an embedding store, an exact index, a ScaNN folder,
@@ -88,7 +88,7 @@ def open_index(
 
 
 def open_live(folder: Path, name: str, encoder: Encoder, engine: EngineName | None = None) -> ServedIndex:
-    """Opens a live folder, or makes an empty one."""
+    """Open a live folder, or make an empty one."""
     return LiveIndex.open(
         folder,
         name=name,

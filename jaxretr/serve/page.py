@@ -16,7 +16,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @functools.cache
 def read_page(path: Path) -> tuple[bytes, dict[str, str]]:
-    """Reads an HTML file once; its scripts and styles are inline, and not in attributes such as onclick and style.
+    """Read an HTML file once; its scripts and styles are inline, and not in attributes such as onclick and style.
 
     Returns:
       The bytes to send, UTF-8, and the headers to send with them: the Content-Security-Policy allows the page's own

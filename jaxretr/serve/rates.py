@@ -31,7 +31,7 @@ class Rates:
             self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     def check(self, who: str) -> None:
-        """Counts a request.
+        """Count a request.
 
         Args:
           who: the key's name, or the address.

@@ -87,11 +87,11 @@ class ReadOnlyIndex:
         return len(self._ids)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implements `ServedIndex.is_exact`."""
+        """Implement `ServedIndex.is_exact`."""
         return options.exact or not self._facts.get("targets")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implements `ServedIndex.search`."""
+        """Implement `ServedIndex.search`."""
         filters: FilterOptions = {"where": options.where or None}
         if options.allow is not None:
             filters["allow"] = [id for id in options.allow if id in self._row_of]
@@ -106,7 +106,7 @@ class ReadOnlyIndex:
     find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implements `ServedIndex.documents`."""
+        """Implement `ServedIndex.documents`."""
         return [None if (row := self._row_of.get(id)) is None else self._document(id, row) for id in ids]
 
     def _document(self, id: str, row: int) -> Document:
@@ -117,14 +117,14 @@ class ReadOnlyIndex:
         return Document(id, passage.title, passage.text, metadata)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implements `ServedIndex.vectors`."""
+        """Implement `ServedIndex.vectors`."""
         for id in ids:
             if id not in self._row_of:
                 raise UserError(f"{self.name}: no passage {id[:80]!r}; give ids of this index")
         return self._rows([self._row_of[id] for id in ids])
 
     def facts(self) -> dict[str, Any]:
-        """Implements `ServedIndex.facts`."""
+        """Implement `ServedIndex.facts`."""
         return {
             "passages": len(self),
             "dim": self.dim,
@@ -135,11 +135,11 @@ class ReadOnlyIndex:
         }
 
     def close(self) -> None:
-        """Does nothing: nothing is open that needs closing."""
+        """Do nothing: nothing is open that needs closing."""
 
 
 def open_exact(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
-    """Opens a folder of `ExactIndex.save`.
+    """Open a folder of `ExactIndex.save`.
 
     Raises:
       UserError: it is damaged, or its vectors are not of the encoder's size.
@@ -164,7 +164,7 @@ def open_exact(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
 
 
 def open_embeddings(name: str, folder: str, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
-    """Opens an embedding store of passages, and puts it in memory.
+    """Open an embedding store of passages, and put it in memory.
 
     Raises:
       UserError: it is incomplete or damaged, or another model made it.
@@ -197,14 +197,14 @@ def _exact(index: ExactIndex) -> Search:
 
 
 def _announce(folder: str, rows: int, dim: int, dtype: str) -> int:
-    """Logs the memory that an exact index takes; returns the bytes of its rows."""
+    """Log the memory that an exact index takes; return the bytes of its rows."""
     needed = estimate(rows, dim, questions=_QUESTIONS, k=min(_K, rows), dtype=dtype)
     memory.announce(f"{folder}: {rows} passages of {dim} dimensions", needed.memory)
     return needed.rows
 
 
 def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
-    """Opens a folder of `jaxretr export --to scann`.
+    """Open a folder of `jaxretr export --to scann`.
 
     Raises:
       UserError: it is damaged, or another model made it.

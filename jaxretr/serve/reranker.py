@@ -77,7 +77,7 @@ class Reranker:
     def _prepared(
         self, questions: Sequence[str], passages: Sequence[dict[str, str]]
     ) -> tuple[list[Any], list[int], int]:
-        """Makes the lane's inputs of pairs; returns them, the tokens of each, and the number of pairs that are cut."""
+        """Make the lane's inputs of pairs; return them, the tokens of each, and the number of pairs that are cut."""
         if isinstance(self.scorer, PairScorer):
             rows, cut = self.scorer.marked_rows(questions, passages)
             return list(rows), [max(1, len(row)) for row in rows], cut

@@ -54,11 +54,11 @@ class IdConvertor(Convertor[str]):
     regex = "(?s:.*)"
 
     def convert(self, value: str) -> str:
-        """Implements `Convertor`."""
+        """Implement `Convertor`."""
         return value
 
     def to_string(self, value: str) -> str:
-        """Implements `Convertor`."""
+        """Implement `Convertor`."""
         return value
 
 
@@ -69,7 +69,7 @@ class ServedRoute(APIRoute):
     """Refuses unknown parameters, reads a body as strict JSON, and cancels the work when its client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Overrides FastAPI's method."""
+        """Override FastAPI's method."""
         handler = super().get_route_handler()
         body = None if self.body_field is None else self.body_field.field_info.annotation
         known = [field.alias for field in self.dependant.query_params]
@@ -131,7 +131,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _told(request: Request, **facts: Any) -> None:
-    """Adds facts to the request's line in the log."""
+    """Add facts to the request's line in the log."""
     request.state.facts.update(facts)
 
 
@@ -183,18 +183,18 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Indexes"],
     )
     async def create(name: str) -> Any:
-        """Creates an empty index."""
+        """Create an empty index."""
         return Answer(await service.create(name), 201)
 
     @routes.delete("/v1/indexes/{name}", response_model=answers.DroppedAnswer, responses=_errors(404), tags=["Indexes"])
     async def drop(name: str) -> Any:
-        """Removes an index that a request created, and all that it contains."""
+        """Remove an index that a request created, and all that it contains."""
         await service.drop(name)
         return Answer({"dropped": name})
 
     @routes.post("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
     async def search(request: Request, index: str, body: SearchRequest) -> Any:
-        """Finds documents by texts or by vectors."""
+        """Find documents by texts or by vectors."""
         return await _searched(request, index, body)
 
     @routes.get("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
@@ -207,7 +207,7 @@ def make_routes(service: Service) -> APIRouter:
         rerank: bool = False,
         max_chars: Annotated[int | None, Query(ge=1, le=MAX_CHARACTERS)] = None,
     ) -> Any:
-        """Finds documents by a text."""
+        """Find documents by a text."""
         body = SearchRequest(query=q, k=k, exact=exact, rerank=rerank, max_chars=max_chars)
         return await _searched(request, index, body)
 
@@ -239,7 +239,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Documents"],
     )
     async def delete_one(index: str, id: str) -> Any:
-        """Removes a document; one that is not there is not counted. Give an id that looks like a path as `?id=`."""
+        """Remove a document; one that is not there is not counted. Give an id that looks like a path as `?id=`."""
         if not id:
             raise Invalid("id: empty; give the document's, as ?id= where it looks like a path", "id")
         return Answer(await service.delete(index, [id]))
@@ -251,7 +251,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Documents"],
     )
     async def upsert(request: Request, index: str, body: UpsertRequest) -> Any:
-        """Adds documents, or replaces those with the same ids; answers once that is on disk."""
+        """Add documents, or replace those with the same ids; answer once that is on disk."""
         _told(request, count=len(body.documents))
         return Answer(await service.upsert(index, body.documents, body.vectors))
 
@@ -262,7 +262,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Documents"],
     )
     async def delete(request: Request, index: str, body: DeleteRequest) -> Any:
-        """Removes documents; ids that are not there are not counted. Answers once that is on disk."""
+        """Remove documents; ids that are not there are not counted. Answers once that is on disk."""
         _told(request, count=len(body.ids))
         return Answer(await service.delete(index, body.ids))
 
@@ -279,7 +279,7 @@ def make_routes(service: Service) -> APIRouter:
 
     @routes.get("/v1/{index}/reindex", response_model=answers.MoveAnswer, responses=_errors(404), tags=["Indexes"])
     async def reindexing(index: str) -> Any:
-        """Reports the progress of an index's last move to another model."""
+        """Report the progress of an index's last move to another model."""
         return Answer(await service.reindexing(index))
 
     @routes.post(
@@ -289,7 +289,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Indexes"],
     )
     async def rollback(index: str) -> Any:
-        """Returns a live index to its previous model."""
+        """Return a live index to its previous model."""
         return Answer(await service.rollback(index))
 
     # ---- the state of the service ------------------------------------------------------------------------------------

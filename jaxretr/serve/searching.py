@@ -39,7 +39,7 @@ class Searching:
         self._shared = SharedSearches()
 
     async def search(self, name: str, request: SearchRequest) -> answers.SearchAnswer:
-        """Searches an index once; see `Service.search`.
+        """Search an index once; see `Service.search`.
 
         Raises:
           ModelChanged: the index was moved to another model while the question was embedded.
@@ -86,7 +86,7 @@ class Searching:
         return answer
 
     async def _found(self, kind: Kind, vectors: np.ndarray, options: SearchOptions) -> Findings:
-        """Searches for each question, in a pass over the index that other searches may share."""
+        """Search for each question, in a pass over the index that other searches may share."""
         told = {} if kind.model_fingerprint is None else {"model_fingerprint": kind.model_fingerprint}
         read = {"with_documents": kind.with_documents, "with_vectors": kind.with_vectors}
 

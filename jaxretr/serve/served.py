@@ -136,7 +136,7 @@ class ServedIndex(Protocol):
         ...
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Finds the passages with the highest inner products.
+        """Find the passages with the highest inner products.
 
         Args:
           vectors: float32 [B, D].
@@ -161,7 +161,7 @@ class ServedIndex(Protocol):
         with_documents: bool = False,
         with_vectors: bool = False,
     ) -> Findings:
-        """Searches as `search` does, and reads the hits' documents and vectors from the state that was searched.
+        """Search as `search` does, and read the hits' documents and vectors from the state that was searched.
 
         Args:
           vectors, k, options: see `search`.
@@ -203,7 +203,7 @@ class WritableIndex(ServedIndex, Protocol):
     """An index that can be written while it is searched. Every search that starts after a write has returned sees it."""
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """Adds passages, or replaces those with the same ids; all of them or none.
+        """Add passages, or replace those with the same ids; all of them or none.
 
         Args:
           documents: n, of different ids.
@@ -219,7 +219,7 @@ class WritableIndex(ServedIndex, Protocol):
         ...
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """Removes passages; ids that are not there are ignored (and not counted)."""
+        """Remove passages; ids that are not there are ignored (and not counted)."""
         ...
 
 
@@ -236,7 +236,7 @@ def find_unchanging(
     with_documents: bool = False,
     with_vectors: bool = False,
 ) -> Findings:
-    """Implements `ServedIndex.find` for an index that has one state only."""
+    """Implement `ServedIndex.find` for an index that has one state only."""
     hits = index.search(vectors, k, options)
     ids = ids_of(hits)
     documents = index.documents(ids) if with_documents else []

@@ -56,7 +56,7 @@ def check_alone(workers: int | None) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens the socket to listen on, before anything is loaded.
+    """Open the socket to listen on, before anything is loaded.
 
     Raises:
       UserError: the address is not available.
@@ -79,7 +79,7 @@ def run(
     keys: Keys | None = None,
     lines: RequestLog | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT; then finishes accepted requests, and closes the indexes.
+    """Serve until SIGTERM or SIGINT; then finish accepted requests, and close the indexes.
 
     Args:
       load: a function that makes the service; called in a thread, while /health answers that it is starting.
@@ -136,7 +136,7 @@ class _Door:
         """Requests that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implements ASGI."""
+        """Implement ASGI."""
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
         if self._app is None:
@@ -207,7 +207,7 @@ class _Door:
             self.fail()
 
     async def _loaded(self) -> Service:
-        """Loads and starts the service in a thread, which cannot be stopped."""
+        """Load and start the service in a thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
         made: asyncio.Future[Service] = loop.create_future()
 
@@ -237,7 +237,7 @@ class _Server(uvicorn.Server):
         self._asked_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Overrides uvicorn's: handles a signal. A second SIGINT exits at once."""
+        """Override uvicorn's: handles a signal. A second SIGINT exits at once."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             self._door.stop()
@@ -245,7 +245,7 @@ class _Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Overrides uvicorn's, which is called ten times a second: whether to exit."""
+        """Override uvicorn's, which is called ten times a second: whether to exit."""
         if await super().on_tick(counter):
             return True
         if self._asked_at is None:
@@ -262,12 +262,12 @@ class _TimedProtocol(H11Protocol):
     _due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Implements `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol`."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Implements `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol`."""
         super().data_received(data)
         if self._waits():
             self._expect()
@@ -276,7 +276,7 @@ class _TimedProtocol(H11Protocol):
             self._due = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Implements `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol`."""
         super().connection_lost(exc)
         if self._due is not None:
             self._due.cancel()

@@ -121,11 +121,11 @@ class Service:
         return memory.resident()
 
     def stop(self) -> None:
-        """Makes the service answer that it is stopping; accepted requests are finished."""
+        """Make the service answer that it is stopping; accepted requests are finished."""
         self.state = "stopping"
 
     def close(self) -> None:
-        """Ends threads and closes indexes; blocks."""
+        """End threads and close indexes; blocks."""
         self.state = "stopping"
         self.moves.stop()
         self.batcher.close()
@@ -135,7 +135,7 @@ class Service:
         self.indexes.close()
 
     def check_started(self) -> None:
-        """Raises Unavailable before `start` is done, when nothing can be computed yet."""
+        """Raise Unavailable before `start` is done, when nothing can be computed yet."""
         if self.state == "starting":
             raise Unavailable("the service is starting; ask /ready, and try again")
 
@@ -167,7 +167,7 @@ class Service:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     async def search(self, index: str, request: SearchRequest) -> answers.SearchAnswer:
-        """Finds documents.
+        """Find documents.
 
         Args:
           index: the index's name.
@@ -230,7 +230,7 @@ class Service:
     async def upsert(
         self, index: str, documents: Sequence[DocumentIn], vectors: Sequence[Sequence[float]] | None = None
     ) -> answers.UpsertAnswer:
-        """Adds documents, or replaces those of the same ids; returns once they are on disk.
+        """Add documents, or replace those of the same ids; return once they are on disk.
 
         Args:
           index: the index's name.
@@ -253,19 +253,19 @@ class Service:
         }
 
     async def delete(self, index: str, ids: Sequence[str]) -> answers.DeleteAnswer:
-        """Removes documents; ids that are not there are ignored. Returns once that is on disk."""
+        """Remove documents; ids that are not there are ignored. Returns once that is on disk."""
         self.check_started()
         written = await self._writing.delete(index, ids)
         return {"sequence": written.sequence, "deleted": written.deleted}
 
     async def create(self, name: str) -> answers.IndexFacts:
-        """Makes an empty index; see `Indexes.create`."""
+        """Make an empty index; see `Indexes.create`."""
         index = await self.indexes.create(name)
         facts = await self._threads.ask(index.facts)
         return cast(answers.IndexFacts, {"name": name, **facts})
 
     async def drop(self, name: str) -> None:
-        """Removes an index that a request made; see `Indexes.drop`."""
+        """Remove an index that a request made; see `Indexes.drop`."""
         await self.indexes.drop(name)
 
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class Service:
             return await self._threads.ask(lambda: self.moves.state(opened))
 
     async def rollback(self, index: str) -> dict[str, Any]:
-        """Moves an index back to the model before; see `Moves.rollback`."""
+        """Move an index back to the model before; see `Moves.rollback`."""
         self.check_started()
         async with self.indexes.used(index) as opened:
             return await self.moves.rollback(opened)

@@ -48,7 +48,7 @@ class SharedSearches:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, kind: Kind, vectors: np.ndarray, options: SearchOptions, search: Search) -> Findings:
-        """Searches, together with others of the kind.
+        """Search, together with others of the kind.
 
         Args:
           kind: the search's kind.

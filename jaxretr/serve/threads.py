@@ -25,25 +25,25 @@ class Threads:
         self.asking = ThreadPoolExecutor(_ASKING, "ask")
 
     async def search(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function that reads an index."""
+        """Call a function that reads an index."""
         return await _called(self.searching, function, *arguments)
 
     async def ask(self, function: Callable[[], T]) -> T:
-        """Calls a function that asks indexes for facts, one of which may be in a database that does not answer."""
+        """Call a function that asks indexes for facts, one of which may be in a database that does not answer."""
         return await _called(self.asking, function)
 
     async def write(self, function: Callable[[], T]) -> T:
-        """Calls a function that writes, and lets it finish even if its client leaves: nothing is half done."""
+        """Call a function that writes, and let it finish even if its client leaves: nothing is half done."""
         return await asyncio.shield(asyncio.ensure_future(_called(self.writing, function)))
 
     def close(self) -> None:
-        """Waits for running calls; queued ones are cancelled."""
+        """Wait for running calls; queued ones are cancelled."""
         for pool in (self.tokenising, self.searching, self.writing, self.asking):
             pool.shutdown(cancel_futures=True)
 
 
 async def _called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in a thread; an error about the request or an unreachable database becomes a `Problem`."""
+    """Call a function in a thread; an error about the request or an unreachable database becomes a `Problem`."""
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     except ModelChanged:

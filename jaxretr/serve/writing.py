@@ -30,7 +30,7 @@ class Writing:
     async def upsert(
         self, name: str, documents: Sequence[DocumentIn], vectors: Sequence[Sequence[float]] | None
     ) -> Written:
-        """Adds or replaces documents; see `Service.upsert`.
+        """Add or replace documents; see `Service.upsert`.
 
         Raises:
           ModelChanged: the index was moved to another model while the documents were embedded.
@@ -50,7 +50,7 @@ class Writing:
             return replace(written, truncated=found.cut)
 
     async def delete(self, name: str, ids: Sequence[str]) -> Written:
-        """Removes documents; see `Service.delete`."""
+        """Remove documents; see `Service.delete`."""
         async with self._indexes.used(name) as index:
             return await self._written(partial(_writable(name, index).delete, list(dict.fromkeys(ids))))
 

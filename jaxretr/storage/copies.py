@@ -24,12 +24,12 @@ _OF_A_RUN = ("model", "config.json", "best.json", "metrics.jsonl")
 
 
 def put(local: Path, remote: str | os.PathLike[str]) -> None:
-    """Writes a file as one object, which appears whole or not at all."""
+    """Write a file as one object, which appears whole or not at all."""
     filesystem(remote).put_file(str(local), os.fspath(remote))
 
 
 def fetch(remote: str | os.PathLike[str], local: Path) -> None:
-    """Reads an object into a file, which appears whole or not at all.
+    """Read an object into a file, which appears whole or not at all.
 
     Raises:
       FileNotFoundError: there is no such object.
@@ -53,7 +53,7 @@ def fetch(remote: str | os.PathLike[str], local: Path) -> None:
 
 
 def pieces(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields the bytes of an object, in pieces that are fetched one after the other."""
+    """Yield the bytes of an object, in pieces that are fetched one after the other."""
     store, name = filesystem(path), os.fspath(path)
     size = store.size(name)
     for start in range(0, size, _PIECE):
@@ -66,7 +66,7 @@ def local_copy(path: str) -> str:
 
 
 def local_folder(remote: Path) -> Path:
-    """Makes a local copy of a folder in a bucket; files that have not changed since the last copy are not read again.
+    """Make a local copy of a folder in a bucket; files that have not changed since the last copy are not read again.
 
     Of a training run's folder only the model is copied, with the files that record its training.
 
@@ -103,7 +103,7 @@ def local_folder(remote: Path) -> Path:
 
 
 def put_folder(local: Path, remote: Path, names: Sequence[str], marker: str | None) -> None:
-    """Writes files of a folder, the marker that vouches for the others last.
+    """Write files of a folder, the marker that vouches for the others last.
 
     Args:
       local, remote: the folders.
@@ -117,7 +117,7 @@ def put_folder(local: Path, remote: Path, names: Sequence[str], marker: str | No
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Removes objects; a missing object is no error."""
+    """Remove objects; a missing object is no error."""
     for path in paths:
         try:
             filesystem(path).rm_file(str(path))
@@ -134,7 +134,7 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def clear(folder: Path, keep: Iterable[str] = ()) -> None:
-    """Empties a local folder of all but the entries of these names."""
+    """Empty a local folder of all but the entries of these names."""
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.name in keep:
             continue

@@ -44,7 +44,7 @@ _OTHER_COMPRESSIONS = (".bz2", ".xz", ".lzma", ".zst", ".lz4", ".zip", ".7z")
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Opens a file for writing that appears under its name only when it is complete.
+    """Open a file for writing that appears under its name only when it is complete.
 
     The bytes go to a hidden file next to `path`, which is renamed when the block ends. When the block fails, or the
     process is killed, an older file under that name is as it was. Missing folders are made. A named pipe, a device or
@@ -112,7 +112,7 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
 @contextlib.contextmanager
 def _encoded(raw: IO[bytes], mode: Literal["w", "wb"], packed: bool) -> Iterator[IO[Any]]:
-    """Yields the stream for a block: `raw`, or a stream that encodes or compresses into it; `raw` stays open."""
+    """Yield the stream for a block: `raw`, or a stream that encodes or compresses into it; `raw` stays open."""
     with contextlib.ExitStack() as stack:
         # No name and no time in the header, so that equal contents are equal files.
         stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
@@ -127,7 +127,7 @@ def _encoded(raw: IO[bytes], mode: Literal["w", "wb"], packed: bool) -> Iterator
 
 
 def _check_compression(path: str | os.PathLike[str]) -> None:
-    """Raises UserError for a name that promises a compression that no reader here knows."""
+    """Raise UserError for a name that promises a compression that no reader here knows."""
     suffix = Path(path).suffix.lower()
     if suffix in _OTHER_COMPRESSIONS:
         raise UserError(f"{path}: {suffix} is neither written nor read; end the name in .gz, or leave {suffix} out")
@@ -136,7 +136,7 @@ def _check_compression(path: str | os.PathLike[str]) -> None:
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[IO[Any]], object], mode: Literal["w", "wb"] = "w"
 ) -> None:
-    """Writes a file as `atomic_write` does, and again from the beginning while a disk fails for a passing reason.
+    """Write a file as `atomic_write` does, and again from the beginning while a disk fails for a passing reason.
 
     Args:
       path, mode: see `atomic_write`.
@@ -159,7 +159,7 @@ def write_whole(
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Makes a folder that appears under its name only when it is complete, in place of an older one of that name.
+    """Make a folder that appears under its name only when it is complete, in place of an older one of that name.
 
     Args:
       path: the folder to make; a symbolic link is followed. Whatever is there will be replaced.
@@ -221,7 +221,7 @@ def open_descriptor(path: str | os.PathLike[str]) -> int | None:
 
 
 def reserve(path: str | os.PathLike[str]) -> None:
-    """Takes the disk space of a sparse file now: a memory map of it that found the disk full would kill the process.
+    """Take the disk space of a sparse file now: a memory map of it that found the disk full would kill the process.
 
     Raises:
       OSError: there is not enough.
@@ -264,7 +264,7 @@ def _beside(target: Path) -> Path:
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    """Renames a complete folder to its name; an older one of that name is removed, or restored if that fails."""
+    """Rename a complete folder to its name; an older one of that name is removed, or restored if that fails."""
     while True:
         try:
             os.rename(partial, folder)
@@ -287,7 +287,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two folders in one step; returns False where the system or the file system cannot."""
+    """Swap two folders in one step; return False where the system or the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if renameat2 is None:
         return False
@@ -310,7 +310,7 @@ def _is_or_holds(named: Path, target: Path, partial: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where the file system can do that."""
+    """Make a rename last through a power cut, where the file system can do that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -320,7 +320,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_output(path: str | Path) -> None:
-    """Raises UserError for a file that cannot be written, before the work of an hour is lost to it."""
+    """Raise UserError for a file that cannot be written, before the work of an hour is lost to it."""
     _check_compression(path)
     place = Path(path).expanduser()
     if place.is_dir():

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @functools.cache
 def register(scheme: str) -> None:
-    """Makes fsspec, and with it epath and Orbax, use these file systems for gs:// and s3://."""
+    """Make fsspec, and with it epath and Orbax, use these file systems for gs:// and s3://."""
     import fsspec
 
     for name in ("gs", "gcs") if scheme == "gs" else ("s3", "s3a"):

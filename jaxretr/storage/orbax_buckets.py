@@ -16,7 +16,7 @@ from jaxretr.storage.retries import storage_seconds
 
 @functools.cache
 def teach_orbax() -> None:
-    """Makes Orbax take s3:// paths like gs:// ones; further calls do nothing."""
+    """Make Orbax take s3:// paths like gs:// ones; further calls do nothing."""
     from orbax.checkpoint._src.path import gcs_utils
     from orbax.checkpoint._src.serialization import tensorstore_utils
 

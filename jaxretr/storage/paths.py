@@ -18,7 +18,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-    """Makes a path of the text that the user typed.
+    """Make a path of the text that the user typed.
 
     Args:
       text: a local path, `~` included, or gs://bucket/... or s3://bucket/...
@@ -76,7 +76,7 @@ def cache_folder(kind: str, path: str | os.PathLike[str]) -> Path:
 
 
 def move(source: Path, target: Path) -> None:
-    """Moves a folder within its storage; in a bucket each object is copied and then removed."""
+    """Move a folder within its storage; in a bucket each object is copied and then removed."""
     if is_remote(source):
         store, paths = filesystem(source), [str(path) for path in files_below(source)]
         for path in paths:

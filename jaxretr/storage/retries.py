@@ -40,7 +40,7 @@ def is_transient_status(status: int) -> bool:
 
 
 def retried(what: object, function: Callable[[], T], transient: Callable[[BaseException], bool] = is_transient) -> T:
-    """Calls a function until it does not fail for a passing reason.
+    """Call a function until it does not fail for a passing reason.
 
     Args:
       what: the thing that is read or written, for the log.

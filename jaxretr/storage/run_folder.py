@@ -61,7 +61,7 @@ class RunFolder:
         return str(self.workdir)
 
     def push(self) -> None:
-        """Copies changed files into the bucket; does nothing for a local run, and in processes that only read."""
+        """Copy changed files into the bucket; do nothing for a local run, and in processes that only read."""
         if not self._pushes:
             return
         names = self._names()
@@ -74,7 +74,7 @@ class RunFolder:
         self._pushed.update(found)
 
     def _push_model(self, changed: list[str], names: set[str]) -> None:
-        """Copies a changed model; mostly only the weights differ, one object that is replaced as a whole."""
+        """Copy a changed model; mostly only the weights differ, one object that is replaced as a whole."""
         if not changed:
             return
         gone = [name for name in self._pushed if name.startswith(_MODEL) and name not in names]
@@ -88,7 +88,7 @@ class RunFolder:
             del self._pushed[name]
 
     def _pull(self, reads: tuple[str, ...]) -> None:
-        """Makes the local folder equal to the bucket's, and removes an earlier run's files."""
+        """Make the local folder equal to the bucket's, and remove an earlier run's files."""
         try:
             self.local.mkdir(parents=True, exist_ok=True)
             if self._pushes:

@@ -34,7 +34,7 @@ class ShardCache:
         self._lock = threading.Lock()
 
     def get(self, digests: dict[str, str], remedy: str) -> list[Path]:
-        """Gets local copies of files that are used together; fetches those that are missing or damaged.
+        """Get local copies of files that are used together; fetches those that are missing or damaged.
 
         Args:
           digests: name -> the sha256 that the file was written with.

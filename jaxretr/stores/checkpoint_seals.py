@@ -46,7 +46,7 @@ class CheckpointSeals:
                     self._begun[step] = self._thread.submit(self._seal, step)
 
     def wait(self) -> None:
-        """Waits until everything that was begun is sealed.
+        """Wait until everything that was begun is sealed.
 
         Raises:
           OSError: a seal cannot be written, or a checkpoint not be read.
@@ -55,11 +55,11 @@ class CheckpointSeals:
             future.result()
 
     def close(self) -> None:
-        """Ends the thread, after the checkpoint that it is hashing; those that wait for it get no seal."""
+        """End the thread, after the checkpoint that it is hashing; those that wait for it get no seal."""
         self._thread.shutdown(cancel_futures=True)
 
     def set_damaged_aside(self) -> None:
-        """Moves the newest checkpoints out of the way until one fits its seal (or has none); loses nothing."""
+        """Move the newest checkpoints out of the way until one fits its seal (or has none); lose nothing."""
         steps = [int(path.name) for path in self._folder.glob("*") if path.name.isdecimal() and _is_complete(path)]
         for step in sorted(steps, reverse=True):
             problem = self._problem(step)

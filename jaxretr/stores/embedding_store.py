@@ -168,7 +168,7 @@ class EmbeddingStore:
     def begin(
         cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "--out"
     ) -> "EmbeddingStore":
-        """Makes the folder, or resumes one that was begun with the same model and texts.
+        """Make the folder, or resume one that was begun with the same model and texts.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
         In a run of several processes all must call this, and each looks at its own share.
@@ -194,7 +194,7 @@ class EmbeddingStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> "EmbeddingStore":
-        """Opens a complete store for reading; looks at headers and sizes only, see `verify`.
+        """Open a complete store for reading; look at headers and sizes only, see `verify`.
 
         Of a store in a bucket a shard is compared with its sha256 whenever a copy of it is fetched.
 
@@ -222,7 +222,7 @@ class EmbeddingStore:
         return self._cache is None
 
     def verify(self, advance: Callable[[int], None] = lambda rows: None, shards: Iterable[int] | None = None) -> None:
-        """Reads everything and compares it with the sha256 that it was written with.
+        """Read everything and compare it with the sha256 that it was written with.
 
         Args:
           advance: called with the number of rows that were compared since the last call.
@@ -250,7 +250,7 @@ class EmbeddingStore:
         return sum(cut or 0 for cut in self._cut)
 
     def write(self, shard: int, embeddings: np.ndarray, cut: int) -> None:
-        """Writes a shard, and then its record.
+        """Write a shard, and then its record.
 
         Args:
           shard: the shard's number.
@@ -311,7 +311,7 @@ class EmbeddingStore:
         return max(1, _BLOCK_BYTES // (self.meta.shard_rows * bytes_a_row(self.meta.dim, dtype)))
 
     def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
-        """Yields the rows of all shards, or of some, as arrays [n, D].
+        """Yield the rows of all shards, or of some, as arrays [n, D].
 
         They are memory maps, or pieces of int8 as float32; small shards are copied together to one array.
         """
@@ -325,7 +325,7 @@ class EmbeddingStore:
             yield gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
 
     def _pieces(self, shards: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields whole shards, or pieces of large int8 shards."""
+        """Yield whole shards, or pieces of large int8 shards."""
         for arrays in self._shards(shards):
             if len(arrays) == 1:
                 yield arrays[0]
@@ -334,7 +334,7 @@ class EmbeddingStore:
                 yield dequantise(*(array[start : start + PIECE_ROWS] for array in arrays))
 
     def _shards(self, shards: Iterable[int]) -> Iterator[list[np.ndarray]]:
-        """Yields the memory maps of shards; from a bucket the next one is fetched while one is used."""
+        """Yield the memory maps of shards; from a bucket the next one is fetched while one is used."""
         if self._cache is None:
             yield from map(self._arrays, shards)
             return
@@ -348,7 +348,7 @@ class EmbeddingStore:
                 yield coming.result()
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Reads rows [start, stop), as many of them as there are; float32 [n, D]."""
+        """Read rows [start, stop), as many of them as there are; float32 [n, D]."""
         found = [np.empty((0, self.meta.dim), np.float32)]
         for shard in range(start // self.meta.shard_rows, self.meta.shards):
             first, _ = self.meta.span(shard)
@@ -413,7 +413,7 @@ class EmbeddingStore:
         return self._read_record(self.folder / IDS_RECORD, [self.folder / IDS])
 
     def _read_record(self, path: Path, files: Sequence[Path]) -> dict[str, Any]:
-        """Reads a record, which vouches for exactly these files: no other file is read because it says so."""
+        """Read a record, which vouches for exactly these files: no other file is read because it says so."""
         record = sealed_json.read_intact(path, _AGAIN)
         if record.get("store") != self.meta.address:
             raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")

@@ -59,7 +59,7 @@ def encode(
     model: str | None = None,
     option: str = "out",
 ) -> EmbeddingStore:
-    """Encodes a corpus or questions into an embedding store; resumes where an earlier call was interrupted.
+    """Encode a corpus or questions into an embedding store; resume where an earlier call was interrupted.
 
     A call with the same model, texts and settings encodes the shards that are missing, and none where the store is
     complete. With several processes, each encodes its share of the shards on its own devices; all must call this,
@@ -118,7 +118,7 @@ def encode(
 def _write(
     store: EmbeddingStore, missing: Sequence[int], encoder: Encoder, content: Content, batch_size: int | None
 ) -> None:
-    """Encodes the missing shards: one is read, one tokenised and one written while another is encoded."""
+    """Encode the missing shards: one is read, one tokenised and one written while another is encoded."""
     meta, side = store.meta, store.meta.side
     spans = list(map(meta.span, missing))
     left = sum(stop - start for start, stop in spans)
@@ -151,7 +151,7 @@ def _write(
 
 
 def encode_texts(encoder: TextEncoder, content: Corpus | Sequence[Question], batch_size: int | None) -> np.ndarray:
-    """Encodes a whole corpus or list of questions into memory, showing progress; float32 [n, D]."""
+    """Encode a whole corpus or list of questions into memory, showing progress; float32 [n, D]."""
     what = "passage" if isinstance(content, Corpus) else "question"
     with Progress(len(content), what, "encoded") as progress:
         embeddings, cut = encode_rows(encoder, content, batch_size=batch_size, advance=progress.advance)
@@ -166,7 +166,7 @@ def encode_rows(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> tuple[np.ndarray, int]:
-    """Encodes passages or questions, and reports progress.
+    """Encode passages or questions, and report progress.
 
     Args:
       encoder: the model; its passage side encodes a corpus, its question side questions.
@@ -231,7 +231,7 @@ def _questions(queries: Path_ | Sequence[Question] | None) -> Sequence[Question]
 
 
 def _pieces(content: Content, spans: Sequence[tuple[int, int]]) -> Iterator[Sequence[Passage | str]]:
-    """Yields the texts of spans [start, stop), which ascend."""
+    """Yield the texts of spans [start, stop), which ascend."""
     if not isinstance(content, CorpusStream):
         for start, stop in spans:
             yield _as_texts(content, start, stop)
@@ -254,7 +254,7 @@ def _as_texts(content: Corpus | Sequence[Question], start: int = 0, stop: int | 
 
 
 def _one_ahead(thread: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
-    """Yields the items, while the thread makes the next one."""
+    """Yield the items, while the thread makes the next one."""
     end = object()
     coming = thread.submit(next, items, end)
     while (item := coming.result()) is not end:

@@ -19,7 +19,7 @@ def store_vectors(
     texts_fingerprint: str,
     shard_rows: int | None = None,
 ) -> EmbeddingStore:
-    """Writes a complete store of passages in one process.
+    """Write a complete store of passages in one process.
 
     Args:
       folder: new or empty, or a store of the same vectors that was begun.

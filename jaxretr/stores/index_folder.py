@@ -30,7 +30,7 @@ def write(
     metadata: Mapping[str, Sequence[Any]],
     pieces: Iterable[tuple[int, np.ndarray]],
 ) -> None:
-    """Writes an index next to the folder and then renames it into place, replacing an older index.
+    """Write an index next to the folder and then renames it into place, replacing an older index.
 
     Args:
       directory: the folder; its parents are made.
@@ -81,7 +81,7 @@ def _write_files(
 
 
 def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, dict[str, list[Any]]]:
-    """Returns the embeddings [N, D] as a memory map in their dtype, the ids if the index has them, and its metadata.
+    """Return the embeddings [N, D] as a memory map in their dtype, the ids if the index has them, and its metadata.
 
     Raises:
       UserError: the folder is missing, incomplete, damaged or of another format.
@@ -105,7 +105,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
 
 
 def describe(directory: str | os.PathLike) -> dict[str, Any]:
-    """Reads an index's description: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
+    """Read an index's description: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
 
     Raises:
       UserError: it is not an index.
@@ -114,7 +114,7 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _bits(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that represents `dtype` in a .npy file, whose format has no bfloat16."""
+    """Return the dtype that represents `dtype` in a .npy file, whose format has no bfloat16."""
     return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
 
 
@@ -154,7 +154,7 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
 
 
 def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: np.ndarray | None = None) -> list[str]:
-    """Reads n ids, one JSON string per line, or those of the rows that `wanted` (bool [n]) names.
+    """Read n ids, one JSON string per line, or those of the rows that `wanted` (bool [n]) names.
 
     Raises UserError, with `remedy`, where the file holds anything else.
     """
@@ -170,7 +170,7 @@ def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: n
 
 
 def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
-    """Yields (line number, value) of each line; the value is None for a line that is not JSON."""
+    """Yield (line number, value) of each line; the value is None for a line that is not JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):

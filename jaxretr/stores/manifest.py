@@ -37,7 +37,7 @@ class Manifest:
 
 
 def write(folder: Path, kind: str, facts: dict[str, Any]) -> Manifest:
-    """Writes manifest.json over all files that are in the folder and below."""
+    """Write manifest.json over all files that are in the folder and below."""
     manifest = Manifest(kind, facts, {name: sha256(folder / name) for name in _names(folder)}, __version__)
     sealed_json.write(folder / MANIFEST, {"format": _FORMAT, "version": _VERSION, **asdict(manifest)})
     return manifest
@@ -50,7 +50,7 @@ def is_export(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Manifest:
-    """Reads manifest.json.
+    """Read manifest.json.
 
     Raises:
       UserError: it is missing or broken, or a byte of it was changed.
@@ -86,7 +86,7 @@ def _names(folder: Path) -> Iterable[str]:
 def finish(
     partial: Path, out: Path, kind: str, facts: dict[str, Any], readme: str, verify: Callable[[Path], str]
 ) -> str:
-    """Writes README.md and manifest.json, and verifies.
+    """Write README.md and manifest.json, and verify.
 
     Args:
       partial: the hidden folder, which holds all other files.
@@ -112,6 +112,6 @@ def finish(
 
 
 def refuse(folder: Path, problems: list[str]) -> None:
-    """Raises UserError that names all problems, if there are any."""
+    """Raise UserError that names all problems, if there are any."""
     if problems:
         raise UserError(f"{folder}: not what was exported: {'; '.join(problems)}; export again")

@@ -8,7 +8,7 @@ from jaxretr.stores.embedding_store import EmbeddingStore
 
 
 def open_store(folder: str | Path, share: bool = False) -> EmbeddingStore:
-    """Opens a complete store and compares it with its hashes, showing progress; about 1 GB a second on each core.
+    """Open a complete store and compare it with its hashes, showing progress; about 1 GB a second on each core.
 
     Of a store in a bucket each shard is compared when it is fetched, and not before: nothing is read twice.
 
@@ -26,7 +26,7 @@ def open_store(folder: str | Path, share: bool = False) -> EmbeddingStore:
 
 
 def verify_store(store: EmbeddingStore, shards: Sequence[int] | None = None) -> None:
-    """Reads a store, or some shards of it, and compares them with their hashes, showing progress.
+    """Read a store, or some shards of it, and compare them with their hashes, showing progress.
 
     Raises:
       UserError: a byte was changed.

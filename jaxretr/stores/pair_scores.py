@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> "Pairs":
-        """Counts and hashes pairs, which are read once."""
+        """Count and hash pairs, which are read once."""
         digest, count = hashlib.sha256(), 0
         for count, pair in enumerate(pairs, start=1):  # noqa: B007
             digest.update(json.dumps(pair).encode() + b"\n")
@@ -86,11 +86,11 @@ class KeptScores:
         return scores if scores.shape == (pairs,) and scores.dtype == np.float32 else None
 
     def write(self, number: int, scores: np.ndarray) -> None:
-        """Keeps the scores of a chunk, float32 [n]."""
+        """Keep the scores of a chunk, float32 [n]."""
         write_array(self._path(number), scores.shape, np.float32, [scores])
 
     def remove(self) -> None:
-        """Removes the folder, after process 0 has written the output; all processes must call this."""
+        """Remove the folder, after process 0 has written the output; all processes must call this."""
         wait_for_all("the end of scoring")
         if not jax.process_index():
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -178,7 +178,7 @@ def _scored(scorer: Scorer, pairs: Sequence[Pair], start: int, batch_size: int |
 
 
 def _of_all_processes(scores: np.ndarray, chunk: int) -> np.ndarray:
-    """Puts chunks together, the n-th of which process n % N has scored; all processes must call this."""
+    """Put chunks together, the n-th of which process n % N has scored; all processes must call this."""
     processes, process = jax.process_count(), jax.process_index()
     if processes == 1:
         return scores

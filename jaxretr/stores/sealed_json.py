@@ -17,13 +17,13 @@ _SEAL = "digest"
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes content, which JSON must hold unchanged (lists, not tuples), and its seal."""
+    """Write content, which JSON must hold unchanged (lists, not tuples), and its seal."""
     text = _text(content)
     write_whole(path, lambda file: file.write(text))
 
 
 def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
-    """Reads what `write` wrote.
+    """Read what `write` wrote.
 
     Args:
       path: the file.
@@ -47,7 +47,7 @@ def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
 
 
 def read_intact(path: Path, remedy: str) -> dict[str, Any]:
-    """Reads the content as `read` does; a changed byte is an error as well."""
+    """Read the content as `read` does; a changed byte is an error as well."""
     content, intact = read(path, remedy)
     if not intact:
         raise UserError(f"{path}: was changed after it was written; {remedy}")

@@ -27,7 +27,7 @@ def bytes_a_row(dim: int, dtype: str) -> int:
 
 
 def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds rows to integers of -127 to 127, each row with a scale of its own.
+    """Round rows to integers of -127 to 127, each row with a scale of its own.
 
     Args:
       rows: float32 [n, D], finite.
@@ -49,7 +49,7 @@ def dequantise(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def write_npy(file: IO[bytes], values: np.ndarray) -> None:
-    """Writes an array as a .npy file, bfloat16 as its bits."""
+    """Write an array as a .npy file, bfloat16 as its bits."""
     values = np.ascontiguousarray(values)
     if values.dtype == ml_dtypes.bfloat16:
         values = values.view(np.uint16)

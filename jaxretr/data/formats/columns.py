@@ -34,7 +34,7 @@ LABELS = ("label", "labels", "score", "scores")
 
 
 def read_flag(path: Path) -> Iterator[Row]:
-    """Yields the examples of FlagEmbedding's lines {query, pos, neg, pos_scores, neg_scores, prompt, type}.
+    """Yield the examples of FlagEmbedding's lines {query, pos, neg, pos_scores, neg_scores, prompt, type}.
 
     The prompt of a row is ignored, with a warning, since prompts belong to the model here.
     """
@@ -72,7 +72,7 @@ def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
 
 
 def read_columns(path: Path) -> Iterator[Row]:
-    """Returns the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
+    """Return the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
 
     JSON lines, or .csv and .tsv with a header. Their names do not matter except for label, labels, score and scores:
       next to (anchor, positive): 0 or less makes the positive a negative; a score is kept;
@@ -145,7 +145,7 @@ def _scores_of_one(label: float, passages: int) -> list[float | None]:
 
 
 def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yields (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
+    """Yield (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
     suffix = bare_suffix(path)
     if suffix not in TABLES:
         yield from json_lines(path)
@@ -172,7 +172,7 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
 
 
 def read_triples(path: Path) -> Iterator[Row]:
-    """Returns an example for every `query<TAB>positive<TAB>negative`; nothing is quoted."""
+    """Return an example for every `query<TAB>positive<TAB>negative`; nothing is quoted."""
     id_of_query: dict[str, str] = {}
 
     def parse(text: str, number: int, line: int) -> Example:

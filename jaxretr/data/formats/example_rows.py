@@ -30,24 +30,24 @@ class ExampleRows:
         self.lost: Counter[str] = Counter()
 
     def report(self, path: Path, format: str) -> None:
-        """Logs what the format could not represent."""
+        """Log what the format could not represent."""
         for what, count in self.lost.items():
             _log.warning("%s: %s cannot represent everything: %s in %d examples", path, format, what, count)
 
     def check_any(self, path: Path) -> None:
-        """Raises UserError if nothing was written: an empty file is not a training set."""
+        """Raise UserError if nothing was written: an empty file is not a training set."""
         if not self.written:
             lost = "".join(f"; {what} in {count} examples" for what, count in self.lost.items())
             raise UserError(f"{path}: no example of {self.source} can be written{lost}; give others or another format")
 
     def where(self, example: Example) -> str:
-        """Returns the place of an example, for messages."""
+        """Return the place of an example, for messages."""
         return f"{self.source}:{example.line}"
 
     # ---- passages --------------------------------------------------------------------------------------------------
 
     def content(self, candidate: Candidate, example: Example) -> tuple[str, str]:
-        """Returns a passage's title and text."""
+        """Return a passage's title and text."""
         if candidate.text is not None:
             return candidate.title, candidate.text
         assert candidate.id is not None
@@ -60,12 +60,12 @@ class ExampleRows:
         return self.corpus.titles[row], self.corpus.texts[row]
 
     def bare_text(self, candidate: Candidate, example: Example) -> str:
-        """Returns title and text as one, as BEIR joins them."""
+        """Return title and text as one, as BEIR joins them."""
         title, text = self.content(candidate, example)
         return f"{title} {text}" if title else text
 
     def id(self, candidate: Candidate, example: Example) -> str:
-        """Returns a passage's id."""
+        """Return a passage's id."""
         if candidate.id is None:
             raise UserError(
                 f"{self.where(example)}: a passage has no id, which is all that this format stores; "
@@ -79,7 +79,7 @@ class ExampleRows:
         return id
 
     def negatives(self, example: Example) -> tuple[Candidate, ...]:
-        """Returns the negatives for a format with one list of them."""
+        """Return the negatives for a format with one list of them."""
         if example.negatives and example.other_negatives:
             self.lost["other negatives than the hard ones were left out"] += 1
         return example.negatives or example.other_negatives
@@ -89,7 +89,7 @@ class ExampleRows:
             self.lost["scores were left out"] += 1
 
     def without_grades(self, example: Example) -> Example:
-        """Counts an example whose judgements are more than right and wrong; returns it."""
+        """Count an example whose judgements are more than right and wrong; return it."""
         judged = {each.grade for each in example.positives + example.negatives}
         if not judged <= {None, 0, 1}:
             self.lost["grades were left out"] += 1
@@ -118,11 +118,11 @@ class ExampleRows:
         return row if candidate.score is None else row | {"score": candidate.score}
 
     def dpr(self, example: Example) -> dict[str, Any]:
-        """Returns DPR's object."""
+        """Return DPR's object."""
         return self._dpr_object(example, lambda candidate: self._passage(candidate, example, "passage_id"))
 
     def dpr_scale(self, example: Example) -> list[bytes]:
-        """Returns dpr-scale's line: DPR's object, with rows of the corpus for the passages in it."""
+        """Return dpr-scale's line: DPR's object, with rows of the corpus for the passages in it."""
 
         def passage(candidate: Candidate) -> dict[str, Any]:
             if self.corpus is None or candidate.id is None or candidate.id not in self.corpus:
@@ -144,7 +144,7 @@ class ExampleRows:
         }
 
     def tevatron(self, example: Example) -> list[bytes]:
-        """Returns Tevatron's line with the passages."""
+        """Return Tevatron's line with the passages."""
         row: dict[str, Any] = {"query_id": example.id, "query": example.question}
         if example.answers:
             row["answers"] = list(example.answers)
@@ -156,7 +156,7 @@ class ExampleRows:
         ]
 
     def tevatron2(self, example: Example) -> list[bytes]:
-        """Returns Tevatron's line with the passages' ids, and scores where a passage has one (as `jaxretr.mine`)."""
+        """Return Tevatron's line with the passages' ids, and scores where a passage has one (as `jaxretr.mine`)."""
         self.without_answers(example)
         kinds = {"positive": example.positives, "negative": self.negatives(example)}
         row: dict[str, Any] = {"query_id": example.id, "query_text": example.question, "query_image": None}
@@ -168,7 +168,7 @@ class ExampleRows:
     # ---- bare texts ------------------------------------------------------------------------------------------------
 
     def flag(self, example: Example) -> list[bytes]:
-        """Returns FlagEmbedding's line, with scores where every passage has one."""
+        """Return FlagEmbedding's line, with scores where every passage has one."""
         self.without_answers(example)
         row: dict[str, Any] = {"query": example.question}
         kinds = {"pos": example.positives, "neg": self.negatives(example)}
@@ -184,7 +184,7 @@ class ExampleRows:
         return [json_bytes(row)]
 
     def triples(self, example: Example) -> list[bytes]:
-        """Returns lines of question, positive and negative, as texts."""
+        """Return lines of question, positive and negative, as texts."""
         self.without_scores(example)
         changed = False
 
@@ -200,7 +200,7 @@ class ExampleRows:
         return lines
 
     def triples_ids(self, example: Example) -> list[bytes]:
-        """Returns lines of question, positive and negative, as ids."""
+        """Return lines of question, positive and negative, as ids."""
         self.without_scores(example)
         question = self._column(example.id, example)
         return self._triples(example, question, lambda each: self._column(self.id(each, example), example))
@@ -222,7 +222,7 @@ class ExampleRows:
     # ---- bare ids --------------------------------------------------------------------------------------------------
 
     def distillation(self, example: Example) -> list[bytes]:
-        """Returns a line of passage ids and the teacher's scores."""
+        """Return a line of passage ids and the teacher's scores."""
         found = (*example.positives, *self.negatives(example))
         if any(each.score is None for each in found):
             raise UserError(f"{self.where(example)}: a passage has no score; this format is for teachers' scores")
@@ -238,7 +238,7 @@ class ExampleRows:
         ]
 
     def judgements(self, example: Example, id: Callable[[Candidate], str] | None = None) -> list[bytes]:
-        """Returns lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
+        """Return lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
         if all(each.grade is None for each in example.negatives) and not self.trainable(example):
             return []
         self.without_scores(example)
@@ -252,5 +252,5 @@ class ExampleRows:
 
 
 def json_bytes(row: dict[str, Any]) -> bytes:
-    """Returns a row as one line of JSON."""
+    """Return a row as one line of JSON."""
     return json.dumps(row, ensure_ascii=False).encode()

@@ -55,7 +55,7 @@ Row = tuple[int, Example | RowError]
 
 
 def finite_score(value: Any, name: str) -> float | None:
-    """Returns a score, a number or its decimal digits as a string; None for null and not-a-number.
+    """Return a score, a number or its decimal digits as a string; None for null and not-a-number.
 
     Raises:
       RowError: the value is neither.
@@ -72,7 +72,7 @@ def finite_score(value: Any, name: str) -> float | None:
 
 
 def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the list of objects under `name`, empty if there is none; RowError if it is something else."""
+    """Return the list of objects under `name`, empty if there is none; RowError if it is something else."""
     value = row.get(name) or []
     if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
         raise RowError(f'field "{name}" is not a list of passages; write [{{"title": ..., "text": ...}}, ...]')
@@ -80,7 +80,7 @@ def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def answers_field(row: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the answers of a row, if any; RowError if they are not strings."""
+    """Return the answers of a row, if any; RowError if they are not strings."""
     value = row.get("answers", row.get("answer"))
     if value is None:
         return ()
@@ -92,7 +92,7 @@ def answers_field(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def joined(examples: Iterable[Example]) -> Iterator[Example]:
-    """Yields one example for every question id, in the order of their first rows, with the passages of all its rows.
+    """Yield one example for every question id, in the order of their first rows, with the passages of all its rows.
 
     All examples are kept in memory. A passage of several rows occurs once in the result.
     """

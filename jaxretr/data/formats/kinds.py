@@ -67,7 +67,7 @@ _IDS = ("_id", "id", "docid", "pid", "passage_id", "qid", "query_id")
 
 
 def file_kind(path: str | Path) -> str:
-    """Returns the kind of a file or folder, a key of KINDS.
+    """Return the kind of a file or folder, a key of KINDS.
 
     Raises:
       UserError: it is not recognised.
@@ -99,7 +99,7 @@ def file_kind(path: str | Path) -> str:
 
 
 def training_format(path: str | Path, format: str | None = None) -> str:
-    """Returns the name of a training set's format.
+    """Return the name of a training set's format.
 
     Args:
       path: the file or BEIR folder.
@@ -135,7 +135,7 @@ def is_training_file(path: str | Path) -> bool:
 
 
 def named_split(split: str | None, *formats: str) -> str:
-    """Returns the name of a BEIR folder's judgements, "train" by default.
+    """Return the name of a BEIR folder's judgements, "train" by default.
 
     Raises:
       UsageError: a split is named, and none of `formats` is a BEIR folder.
@@ -252,7 +252,7 @@ def _table_kind(path: Path, head: str) -> str | None:
 
 
 def _of_three(rows: list[list[str]]) -> str:
-    """Returns the kind of rows of three columns without a header."""
+    """Return the kind of rows of three columns without a header."""
     if any(" " in field.strip() for row in rows for field in row):
         return "triples"
     if not all(_is_number(row[2]) for row in rows):

@@ -53,13 +53,13 @@ _LISTS = {
 
 
 def examples_file(path: str | Path, split: str = "train") -> Path:
-    """Returns the file that line numbers refer to: `path`, or the judgements of `split` in a BEIR folder."""
+    """Return the file that line numbers refer to: `path`, or the judgements of `split` in a BEIR folder."""
     path = data_path(path)
     return qrels_path(path, split) if path.is_dir() else find_input(path)
 
 
 def own_queries(path: str | Path, format: str) -> Path | None:
-    """Returns the questions' table for a training set with their ids alone, if its collection has them as well."""
+    """Return the questions' table for a training set with their ids alone, if its collection has them as well."""
     place = data_path(path)
     return place.sibling(QUERIES) if format in NEED_QUERIES and isinstance(place, DataName) else None
 
@@ -73,7 +73,7 @@ def read_examples(
     queries: str | Path | None = None,
     split: str = "train",
 ) -> Iterator[Example]:
-    """Yields the examples of a training set one after the other, in the order of the file.
+    """Yield the examples of a training set one after the other, in the order of the file.
 
     A question without an id gets its row number, counted from 0. Candidates that are ids stay ids (text None).
 
@@ -112,7 +112,7 @@ def numbered_examples(
     queries: str | Path | None = None,
     split: str = "train",
 ) -> Iterator[Row]:
-    """Yields (line number, example or the row's fault) for every row; see `read_examples` for the rest.
+    """Yield (line number, example or the row's fault) for every row; see `read_examples` for the rest.
 
     If `queries` are needed and not given, the questions' texts are empty.
     """
@@ -217,7 +217,7 @@ def _id_of_row(docidx: Any, id: str | None, corpus: Corpus | None) -> str:
 
 
 def _id_triple(text: str, line: int, questions: Questions) -> Example:
-    """Returns an example of `question-id<TAB>positive-id<TAB>negative-id`."""
+    """Return an example of `question-id<TAB>positive-id<TAB>negative-id`."""
     check_utf8(text)
     fields = [field.strip(" ") for field in text.split("\t")]
     if len(fields) != 3 or not all(fields):
@@ -226,7 +226,7 @@ def _id_triple(text: str, line: int, questions: Questions) -> Example:
 
 
 def _json_id_triple(row: dict[str, Any], line: int, questions: Questions) -> Example:
-    """Returns an example of {query-id, positive-id, negative-id}."""
+    """Return an example of {query-id, positive-id, negative-id}."""
     ids = []
     for name in ("query-id", "positive-id", "negative-id"):
         id = string_field(row, (name,), allow_int=True)
@@ -242,7 +242,7 @@ def _of_pair(ids: Sequence[str], questions: Questions, line: int) -> Example:
 
 
 def _distilled(row: dict[str, Any], line: int, questions: Questions) -> Example:
-    """Returns an example of {query_id, document_ids, scores}.
+    """Return an example of {query_id, document_ids, scores}.
 
     The format does not tell which passage is right: the one that the teacher scored best (the first of equals) becomes
     the positive, the others negatives.
@@ -264,7 +264,7 @@ def _distilled(row: dict[str, Any], line: int, questions: Questions) -> Example:
 
 
 def _judged(path: Path, questions: Questions, corpus: Corpus | None) -> Iterator[Row]:
-    """Yields one example for every judged question: grades above 0 are positives, the rest negatives.
+    """Yield one example for every judged question: grades above 0 are positives, the rest negatives.
 
     Args:
       path: the judgements, BEIR's or TREC's.

@@ -30,7 +30,7 @@ def write_examples(
     split: str = "train",
     source: str | Path = "example",
 ) -> int:
-    """Writes a training set, whole or not at all; logs what the format cannot represent.
+    """Write a training set, whole or not at all; log what the format cannot represent.
 
     Formats with one list of negatives get the hard ones, or the others if a question has no hard ones. Formats of
     bare texts get "title text". sentence-transformers' columns (by the name .csv, .tsv or JSON lines) get a row for
@@ -96,7 +96,7 @@ def write_examples(
 
 
 def _write_columns(rows: ExampleRows, path: Path, examples: Iterable[Example], negatives: int | None) -> None:
-    """Writes sentence-transformers' columns."""
+    """Write sentence-transformers' columns."""
     delimiter = TABLES.get(bare_suffix(path))
     with atomic_write(path, "w") as file:
         header: list[str] = []
@@ -151,7 +151,7 @@ def _column_rows(rows: ExampleRows, examples: Iterable[Example], negatives: int 
 
 
 def _write_beir(rows: ExampleRows, folder: Path, examples: Iterable[Example], split: str) -> None:
-    """Writes a BEIR folder."""
+    """Write a BEIR folder."""
     with ExitStack() as stack:
         passages, queries, qrels = (
             stack.enter_context(atomic_write(folder / name, "wb"))
@@ -188,7 +188,7 @@ class _PassageIds:
             self._write(passage.id, passage.title, passage.text)
 
     def of(self, candidate: Candidate, title: str, text: str) -> str:
-        """Returns the id of a passage, which is written if it is new."""
+        """Return the id of a passage, which is written if it is new."""
         if candidate.id is not None and self.corpus is not None and candidate.id in self.corpus:
             return candidate.id
         if not self.knows_corpus:

@@ -9,7 +9,7 @@ _checked: set[tuple[str, int, int, str]] = set()
 
 
 def check_sha256(path: str | os.PathLike[str], expected: str, where: str, remedy: str) -> None:
-    """Compares a file with its checksum; one that was compared before is read again only if it has changed since.
+    """Compare a file with its checksum; one that was compared before is read again only if it has changed since.
 
     Args:
       path: the file.

@@ -27,7 +27,7 @@ _Splits = dict[str, dict[str, list[str]]]
 
 
 def open_collection(body: str, split: str | None) -> Collection:
-    """Returns the collection of a repository of data sets, or of a local folder or file.
+    """Return the collection of a repository of data sets, or of a local folder or file.
 
     Args:
       body: OWNER/NAME or OWNER/NAME/CONFIG; or a path that begins with "/", "~" or ".".
@@ -55,7 +55,7 @@ def open_collection(body: str, split: str | None) -> Collection:
 
 
 def splits_of(files: Sequence[str], card: Mapping[str, Any] | None = None) -> _Splits:
-    """Returns the configs and splits of a data set's files, by its card or else by their names.
+    """Return the configs and splits of a data set's files, by its card or else by their names.
 
     Args:
       files: paths below the data set's folder.
@@ -91,7 +91,7 @@ def _by_name(file: PurePosixPath) -> tuple[str, str]:
 
 
 def _card(path: Path) -> Mapping[str, Any] | None:
-    """Reads the metadata at the top of a README.md; None if there are none that can be read."""
+    """Read the metadata at the top of a README.md; None if there are none that can be read."""
     from huggingface_hub import repocard
 
     try:
@@ -195,7 +195,7 @@ def _cached(repository: str) -> tuple[str, _Splits] | None:
 
 
 def _fetched(repository: str, revision: str, file: str) -> Path:
-    """Returns the local copy of a file, which is downloaded if it is not in the hub's cache."""
+    """Return the local copy of a file, which is downloaded if it is not in the hub's cache."""
     import huggingface_hub
 
     name = f"{PREFIX}{repository}"

@@ -30,7 +30,7 @@ class Download(NamedTuple):
 
 
 def open_collection(id: str, split: str | None = None) -> Collection:
-    """Returns the collection of an id of ir_datasets.
+    """Return the collection of an id of ir_datasets.
 
     Its judgements are those of the id and of the ids below it: beir/scifact has the splits train and test. An id with
     pairs of documents to train on stands for these.
@@ -66,7 +66,7 @@ def open_collection(id: str, split: str | None = None) -> Collection:
 
 
 def members(id: str) -> list[str]:
-    """Returns the ids below an id that have documents, queries and judgements, sorted."""
+    """Return the ids below an id that have documents, queries and judgements, sorted."""
     registry = import_extra("ir_datasets", "data").registry
     below = [each for each in registry if each.startswith(f"{id}/")]
     return sorted(each for each in below if all(_load(each).has(what) for what in ("docs", "queries", "qrels")))
@@ -82,7 +82,7 @@ def _load(id: str) -> Any:
 
 
 def _judged(id: str, data_set: Any) -> dict[str, str]:
-    """Returns {split: the id with its judgements}, of ids whose questions are the collection's."""
+    """Return {split: the id with its judgements}, of ids whose questions are the collection's."""
     found = {}
     if data_set.has_queries():
         registry = import_extra("ir_datasets", "data").registry
@@ -153,7 +153,7 @@ def _pair(pair: Any) -> Row:
 
 
 def downloads(handler: Any, depth: int = 6) -> list[Download]:
-    """Returns the files behind a handler of ir_datasets, which wraps them in several layers of its own objects."""
+    """Return the files behind a handler of ir_datasets, which wraps them in several layers of its own objects."""
     if hasattr(handler, "mirrors"):
         mirrors = handler.mirrors
         url = next((mirror.url for mirror in mirrors if getattr(mirror, "url", None)), "")

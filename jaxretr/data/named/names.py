@@ -30,7 +30,7 @@ _PART_OF_FILE = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES}
 
 
 def data_path(path: str | Path) -> Path:
-    """Returns the path of data: a `DataName` for a name, otherwise a file or folder with `~` replaced."""
+    """Return the path of data: a `DataName` for a name, otherwise a file or folder with `~` replaced."""
     text = os.fspath(path)
     return DataName(text) if text.startswith(_PREFIXES) else Path(text).expanduser()
 
@@ -58,7 +58,7 @@ class DataName(PosixPath):
         return self._match()["part"]
 
     def collection(self) -> Collection:
-        """Opens its collection, without reading rows.
+        """Open its collection, without reading rows.
 
         Raises:
           UserError: there is none; a package or the network is missing.
@@ -67,17 +67,17 @@ class DataName(PosixPath):
         return _OPEN[match["scheme"]](match["body"], match["split"])
 
     def with_part(self, part: str) -> "DataName":
-        """Returns the name of a part of its collection, or the name itself if that has no other part."""
+        """Return the name of a part of its collection, or the name itself if that has no other part."""
         if self.part is not None or len(self.collection().parts) == 1:
             return self
         return DataName(f"{self}#{part}")
 
     def sibling(self, part: str) -> "DataName | None":
-        """Returns the name of another part of its collection; None if it has no such part."""
+        """Return the name of another part of its collection; None if it has no such part."""
         return DataName(f"{str(self).partition('#')[0]}#{part}") if part in self.collection().parts else None
 
     def table(self) -> Table:
-        """Returns the table that the name stands for.
+        """Return the table that the name stands for.
 
         Raises:
           UserError: it is a collection of several, or has no such part.
@@ -92,7 +92,7 @@ class DataName(PosixPath):
         return role if role in (CORPUS, QUERIES, QRELS) else None
 
     def input(self, file: str) -> "DataName":
-        """Returns the name of the table that stands for a file of a BEIR folder.
+        """Return the name of the table that stands for a file of a BEIR folder.
 
         Args:
           file: "corpus.jsonl" or "queries.jsonl"; empty: the table that the name stands for.
@@ -112,20 +112,20 @@ class DataName(PosixPath):
         return self
 
     def splits(self) -> list[str]:
-        """Returns the splits that have judgements, sorted."""
+        """Return the splits that have judgements, sorted."""
         return self.collection().splits
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """Returns (row number from 1, row) for every row of its table."""
+        """Return (row number from 1, row) for every row of its table."""
         return enumerate(self.table().rows(), start=1)
 
     def json_lines(self) -> Iterator[bytes]:
-        """Yields the rows as lines of JSON, for readers of text."""
+        """Yield the rows as lines of JSON, for readers of text."""
         for row in self.table().rows():
             yield json.dumps(row, ensure_ascii=False).encode("utf-8", errors="surrogateescape") + b"\n"
 
     def verify(self) -> None:
-        """Compares the files of its collection, or of its part, with their checksums, where the source has any.
+        """Compare the files of its collection, or of its part, with their checksums, where the source has any.
 
         Raises:
           UserError: a file is missing or has changed.
@@ -136,7 +136,7 @@ class DataName(PosixPath):
                 table.verify()
 
     def facts(self) -> list[Any]:
-        """Returns JSON values that differ if the content differs."""
+        """Return JSON values that differ if the content differs."""
         return [str(self), *self.table().facts()]
 
     # ---- as a path

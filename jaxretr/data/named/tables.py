@@ -58,7 +58,7 @@ class Collection:
         return self.main is None and (CORPUS in self.parts or QUERIES in self.parts)
 
     def table(self, part: str | None) -> Table:
-        """Returns the table of a part, by default the main one.
+        """Return the table of a part, by default the main one.
 
         Raises:
           UserError: there is none.
@@ -79,7 +79,7 @@ class Collection:
 def of_configs(
     name: str, configs: Mapping[str, Mapping[str, Table]], config: str | None, split: str | None
 ) -> Collection:
-    """Returns the collection of a data set with configs and splits, as TFDS and the Hugging Face hub have them.
+    """Return the collection of a data set with configs and splits, as TFDS and the Hugging Face hub have them.
 
     With the configs "corpus", "queries" and "qrels" (or "default", as in MTEB's sets) it is a BEIR folder; a config that
     is named, or the only one, is a table.

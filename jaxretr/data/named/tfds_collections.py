@@ -30,7 +30,7 @@ _FIRST_COLUMNS = ("anchor", "query", "question", "sentence", "sentence1", "sente
 
 
 def open_collection(body: str, split: str | None) -> Collection:
-    """Returns the collection of a data set that was prepared before.
+    """Return the collection of a data set that was prepared before.
 
     Args:
       body: NAME, NAME/CONFIG or NAME/CONFIG:VERSION below one of TFDS's data folders; or the path of such a folder, which
@@ -89,7 +89,7 @@ def _by_name(tfds: Any, name: str, body: str) -> tuple[Path, str | None]:
 
 
 def _folders_of_configs(name: str, folder: Path, config: str | None) -> dict[str, Path]:
-    """Returns {config: the folder of its newest version} of a data set's folder, a config's, or a version's."""
+    """Return {config: the folder of its newest version} of a data set's folder, a config's, or a version's."""
     if (place := _newest(folder)) is not None:
         return {_config_name(place): place}
     found = {entry.name: place for entry in sorted(folder.iterdir()) if (place := _newest(entry)) is not None}
@@ -141,7 +141,7 @@ def _table(name: str, builder: Any, split: str) -> Table:
 
 
 def recorded_checksums(folder: Path) -> dict[str, str] | None:
-    """Returns {file: sha256} of a data set's folder; None if it was made by something that records none."""
+    """Return {file: sha256} of a data set's folder; None if it was made by something that records none."""
     try:
         return dict(json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))["sha256"])
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def recorded_checksums(folder: Path) -> dict[str, str] | None:
 
 
 def verify(name: str, folder: Path) -> None:
-    """Compares the files of a data set's folder with the checksums beside them, once per process.
+    """Compare the files of a data set's folder with the checksums beside them, once per process.
 
     Raises:
       UserError: a file is missing or has changed.
@@ -199,7 +199,7 @@ def _records(instructions: Any) -> Iterator[bytes]:
 
 
 def _plain_parser(features: Any) -> Callable[[bytes], Row] | None:
-    """Returns the parser of records whose features are texts and numbers, alone, in lists, or in lists of objects.
+    """Return the parser of records whose features are texts and numbers, alone, in lists, or in lists of objects.
 
     The decoder of TFDS, which handles all features, takes twenty times as long. None: other features, for that decoder.
     """
@@ -247,7 +247,7 @@ def _place_of_column(name: str) -> tuple[int, list[str | int]]:
 
 
 def _value_kind(feature: Any) -> Callable[[Any], list[Any]] | None:
-    """Returns the reader of the values of a text or a number."""
+    """Return the reader of the values of a text or a number."""
     import numpy as np
 
     if hasattr(feature, "feature") or hasattr(feature, "items") or getattr(feature, "shape", None) != ():

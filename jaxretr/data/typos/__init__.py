@@ -74,7 +74,7 @@ class TypoGenerator:
         misspellings: str | Path | None = None,
         seed: int = 0,
     ):
-        """Makes a generator.
+        """Make a generator.
 
         Args:
           profile: one of `PROFILES`.
@@ -108,7 +108,7 @@ class TypoGenerator:
         return functools.partial(TypoGenerator, **settings), (self.profile,)
 
     def typo(self, text: str, step: int, row: int, variant: int = 0) -> Typo:
-        """Makes a typo of one text.
+        """Make a typo of one text.
 
         Args:
           text: any text.
@@ -123,7 +123,7 @@ class TypoGenerator:
         return self._typo(text, output(self._state(step, variant), operator.index(row)))
 
     def texts(self, texts: Sequence[str], step: int, rows: Sequence[int], variant: int = 0) -> list[str]:
-        """Makes a typo of each text.
+        """Make a typo of each text.
 
         Args:
           texts: any texts.
@@ -137,7 +137,7 @@ class TypoGenerator:
         return [typo.text for typo in self.typos(texts, step, rows, variant)]
 
     def typos(self, texts: Iterable[str], step: int, rows: Iterable[int], variant: int = 0) -> list[Typo]:
-        """Makes a typo of each text as `texts` does, and returns the operations as well."""
+        """Make a typo of each text as `texts` does, and return the operations as well."""
         state = self._state(step, variant)
         return [self._typo(text, output(state, operator.index(row))) for text, row in zip(texts, rows, strict=True)]
 

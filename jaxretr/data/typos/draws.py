@@ -5,7 +5,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def output(state: int, number: int) -> int:
-    """Returns an output of SplitMix64 (Steele, Lea and Flood 2014), by its number.
+    """Return an output of SplitMix64 (Steele, Lea and Flood 2014), by its number.
 
     Args:
       state: the seed of the generator, of any size and sign, taken modulo 2^64.
@@ -37,12 +37,12 @@ class Draws:
         self._fraction = 0
 
     def renew(self) -> None:
-        """Takes the next output."""
+        """Take the next output."""
         self._fraction = output(self._state, self._number)
         self._number += 1
 
     def below(self, n: int) -> int:
-        """Returns one of 0 ... n - 1, each with the same chance (up to 2^-40 for the numbers of one output)."""
+        """Return one of 0 ... n - 1, each with the same chance (up to 2^-40 for the numbers of one output)."""
         product = self._fraction * n
         self._fraction = product & _MASK
         return product >> 64

@@ -43,7 +43,7 @@ _NEAR = 1.3
 
 @lru_cache
 def neighbours(keyboard: str) -> Mapping[str, str]:
-    """Returns the letters that lie next to each letter of a keyboard.
+    """Return the letters that lie next to each letter of a keyboard.
 
     Args:
       keyboard: a key of `KEYBOARDS`.

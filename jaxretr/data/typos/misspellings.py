@@ -12,7 +12,7 @@ from jaxretr.errors import UserError
 
 
 def read_misspellings(path: str | Path | None = None) -> Mapping[str, tuple[str, ...]]:
-    """Reads a list of misspellings.
+    """Read a list of misspellings.
 
     Formats, each also gzipped: one JSON object {word: [misspellings]}, or lines `misspelling->word[, word2]` as in
     codespell's dictionary, where a remark of several words may follow the last comma.

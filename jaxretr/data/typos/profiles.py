@@ -42,7 +42,7 @@ def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Wo
 
 
 def _in_random_order(n: int, draws: Draws) -> Iterator[int]:
-    """Yields 0 ... n - 1, with fresh draws for each."""
+    """Yield 0 ... n - 1, with fresh draws for each."""
     left = list(range(n))
     while left:
         draws.renew()
@@ -53,7 +53,7 @@ def _in_random_order(n: int, draws: Draws) -> Iterator[int]:
 
 
 def single_word(words: list[str], gaps: list[str] | None, draws: Draws, table: Words) -> tuple[str, ...]:
-    """Makes one change of one character to one word; the words are in lower case."""
+    """Make one change of one character to one word; the words are in lower case."""
     rank_of = table.ranks
     ranks = [rank_of[word] for word in words]
     best = min(ranks, default=NO_LETTER)
@@ -109,7 +109,7 @@ _OPERATIONS = (_delete, _swap, _insert, _substitute, _keyboard)
 
 
 def spacing(words: list[str], gaps: list[str] | None, draws: Draws, table: Words) -> tuple[str, ...]:
-    """Joins two words, splits one, or exchanges two letters side by side that do not look alike."""
+    """Join two words, split one, or exchange two letters side by side that do not look alike."""
     for number in _in_random_order(len(_SPACINGS), draws):
         operation, places, change = _SPACINGS[number]
         # The first possible place in random order: each of them has the same chance, and few words are looked at.

@@ -100,7 +100,7 @@ class Word:
     """
 
     def __init__(self, text: str, sources: Sources):
-        """Takes a word apart.
+        """Take a word apart.
 
         Args:
           text: a text without white space.
@@ -268,7 +268,7 @@ def _remember(table: dict[str, _Value], text: str, value: _Value) -> None:
 
 
 def in_case_of(pattern: str, text: str) -> str:
-    """Returns `text` in upper and lower case as `pattern` is.
+    """Return `text` in upper and lower case as `pattern` is.
 
     A pattern in upper case, or capitalised, makes the whole text so; otherwise each letter follows the one at its
     place. Where the pattern has no letter (or no more), and where another case would take more characters, it stays.

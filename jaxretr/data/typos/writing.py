@@ -54,7 +54,7 @@ def write_typos(
     keyboard: str | None = None,
     misspellings: str | Path | None = None,
 ) -> WrittenTypos:
-    """Writes query variants with typos; each draw is a file that every command reads.
+    """Write query variants with typos; each draw is a file that every command reads.
 
     Args:
       queries: a file of questions.
@@ -105,7 +105,7 @@ def _draw_path(out: Path, profile: str, draw: int) -> Path:
 
 
 def _summary_to_extend(out: Path, profile: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a folder's typos.json, {} where there are no files.
+    """Return the content of a folder's typos.json, {} where there are no files.
 
     Raises:
       UserError: the folder has typos of this profile that were made with other settings, or otherwise.
@@ -132,13 +132,13 @@ def _summary_to_extend(out: Path, profile: str, settings: dict[str, Any]) -> dic
 
 
 def _write_summary(out: Path, summary: dict[str, Any]) -> None:
-    """Writes typos.json."""
+    """Write typos.json."""
     with atomic_write(out / SUMMARY) as file:
         file.write(json.dumps(summary, indent=1) + "\n")
 
 
 def write_draw(path: Path, questions: Sequence[Question], typos: Sequence[Typo]) -> None:
-    """Writes one draw as BEIR's JSON lines."""
+    """Write one draw as BEIR's JSON lines."""
     with atomic_write(path) as file:
         for question, typo in zip(questions, typos, strict=True):
             metadata: dict[str, Any] = {"clean": question.text}

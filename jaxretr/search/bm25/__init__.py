@@ -91,7 +91,7 @@ class Bm25Index:
     def search(
         self, questions: Sequence[str], k: int, *, threads: int = 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Finds the k best passages of each question.
+        """Find the k best passages of each question.
 
         Equal scores are ordered by row, lowest first, also at the k-th place. A passage that shares no word with the
         question is not among its hits, so that a question may have fewer than k, or none. The order of the words of a
@@ -114,7 +114,7 @@ class Bm25Index:
     def search_and_score(
         self, questions: Sequence[str], k: int, wanted: Sequence[Sequence[int]], *, threads: int = 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.float32]]]:
-        """Finds the k best passages of each question, as `search`, and scores passages given beforehand.
+        """Find the k best passages of each question, as `search`, and score passages given beforehand.
 
         Args:
           questions: B questions.

@@ -70,7 +70,7 @@ class Scratch(NamedTuple):
 
 @compiled()
 def count_holders(words, lengths, first_row, last_row_of, holders):
-    """Adds to `holders` the passages of a slab that hold each word, and to each its total.
+    """Add to `holders` the passages of a slab that hold each word, and to each its total.
 
     Args:
       words: the words of all passages of the slab, one behind the other, uint32.
@@ -92,7 +92,7 @@ def count_holders(words, lengths, first_row, last_row_of, holders):
 
 @compiled()
 def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, counts):
-    """Appends the postings of a slab, with the count of each word; see `count_holders`."""
+    """Append the postings of a slab, with the count of each word; see `count_holders`."""
     at = 0
     for i in range(len(lengths)):
         row = first_row + i
@@ -111,7 +111,7 @@ def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, coun
 
 @compiled()
 def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
-    """Replaces, in place, the counts of the words by what they add to the scores.
+    """Replace, in place, the counts of the words by what they add to the scores.
 
     Computes in float64, rounds at the end, and keeps bm25s's order of operations: the numbers are bm25s's to the bit.
 
@@ -143,7 +143,7 @@ def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
 
 @compiled()
 def fill_blocks(starts, rows, scores, first_common, blocks, best_of_block):
-    """Fills what `Lists` has of common words; both are zeros before."""
+    """Fill what `Lists` has of common words; both are zeros before."""
     for column in range(len(blocks)):
         word = first_common + column
         for at in range(starts[word], starts[word + 1]):
@@ -170,7 +170,7 @@ def _bit_count(typingctx, value):
 
 @compiled()
 def _rare_posting(rows, row):
-    """Returns which of a rare word's postings is the passage's, or -1."""
+    """Return which of a rare word's postings is the passage's, or -1."""
     start, length = 0, len(rows)
     while length > 1:  # without branches: a wrong guess would cost more than a step
         half = length >> 1
@@ -181,7 +181,7 @@ def _rare_posting(rows, row):
 
 @compiled()
 def _add(lists, word, times, candidates, totals, found):
-    """Adds a word's scores, `times` times, to the totals of candidates.
+    """Add a word's scores, `times` times, to the totals of candidates.
 
     Args:
       lists: the postings.
@@ -218,7 +218,7 @@ def _add(lists, word, times, candidates, totals, found):
 
 @compiled()
 def _largest_first(values, k):
-    """Moves the k largest to the front, the k-th to the end of those (Hoare's selection; any order besides)."""
+    """Move the k largest to the front, the k-th to the end of those (Hoare's selection; any order besides)."""
     left, right, wanted = 0, len(values) - 1, k - 1
     while left < right:
         pivot = values[(left + right) >> 1]
@@ -242,7 +242,7 @@ def _largest_first(values, k):
 
 @compiled()
 def _kth_best(totals, k, least, room):
-    """Returns a lower bound of the k-th largest of `totals`: exactly that, where it is above `least`.
+    """Return a lower bound of the k-th largest of `totals`: exactly that, where it is above `least`.
 
     Args:
       totals: float32 [any number].
@@ -268,7 +268,7 @@ def _kth_best(totals, k, least, room):
 
 @compiled()
 def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, found):
-    """Returns a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
+    """Return a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
 
     Args:
       lists: the postings.
@@ -303,7 +303,7 @@ def _key(score, row):
 
 @compiled()
 def _add_to_all(rows, scores, times, sums, seen_rows, seen):
-    """Adds a word's postings, `times` times, to the sums; returns the number of rows seen so far, with this word's."""
+    """Add a word's postings, `times` times, to the sums; return the number of rows seen so far, with this word's."""
     for at in range(len(rows)):
         row, score = rows[at], scores[at]
         before = sums[row]
@@ -318,7 +318,7 @@ def _add_to_all(rows, scores, times, sums, seen_rows, seen):
 
 @compiled()
 def _collect(scratch, seen, least):
-    """Makes candidates of the seen rows whose sums reach `least`, zeroes all their sums, and returns their number."""
+    """Make candidates of the seen rows whose sums reach `least`, zero all their sums, and return their number."""
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
     held = 0
     for i in range(seen):
@@ -332,7 +332,7 @@ def _collect(scratch, seen, least):
 
 @compiled()
 def _keep(candidates, totals, least, rest, rest_of_block):
-    """Keeps the candidates that can reach `least` with the words that are left; returns how many."""
+    """Keep the candidates that can reach `least` with the words that are left; return how many."""
     kept = 0
     for i in range(len(candidates)):
         row, total = candidates[i], totals[i]
@@ -375,7 +375,7 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
 
 @compiled()
 def _largest(bits):
-    """Returns the largest of float32 numbers that are not negative, given as integers: those take many at a time."""
+    """Return the largest of float32 numbers that are not negative, given as integers: those take many at a time."""
     largest = np.int32(0)
     for number in bits:
         largest = max(largest, number)
@@ -385,7 +385,7 @@ def _largest(bits):
 
 @compiled()
 def search(lists, scratch, base, words, ends, first, last, least, k, keys):
-    """Finds the k best passages of the questions from `first` to `last`, of those that hold one of their words.
+    """Find the k best passages of the questions from `first` to `last`, of those that hold one of their words.
 
     Args:
       lists: the postings.
@@ -422,7 +422,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
 
 @compiled()
 def _count_words(words, distinct, times):
-    """Writes the different words of a question and how often each occurs; returns the number of different words."""
+    """Write the different words of a question and how often each occurs; return the number of different words."""
     number = 0
     for word in words:
         if number and distinct[number - 1] == word:
@@ -436,7 +436,7 @@ def _count_words(words, distinct, times):
 
 @compiled()
 def _score_all(lists, scratch, distinct, times, base):
-    """Makes every passage that holds one of the words a candidate, and scores it; returns the number of candidates."""
+    """Make every passage that holds one of the words a candidate, and score it; return the number of candidates."""
     sums, candidates, totals = scratch.sums, scratch.candidates, scratch.totals
     seen = 0
     for i in range(len(distinct)):
@@ -513,7 +513,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
 
 @compiled()
 def _write_best(rows, totals, keys):
-    """Writes the keys of the best passages, descending; 0 behind the last."""
+    """Write the keys of the best passages, descending; 0 behind the last."""
     found = np.empty(len(rows), np.uint64)
     for i in range(len(rows)):
         found[i] = _key(totals[i], rows[i])

@@ -82,7 +82,7 @@ def rank(
     threads: int = 1,
     progress: Callable[[int, str, str], Progress] | None = None,
 ) -> Ranked:
-    """Finds the `depth` best passages of every question.
+    """Find the `depth` best passages of every question.
 
     The result does not depend on the shards, the blocks or the threads, to the bit. Equal scores are ordered by the
     passages' ids (as strings, ascending), at every rank. A passage that shares no word with a question is not among its
@@ -194,7 +194,7 @@ class _Ranking:
         return Ranked(rows, scores, json.loads((self.folder / "finished.json").read_text())["passages"])
 
     def finish(self) -> None:
-        """Joins the blocks, and replaces each passage's place in the order of ids by its row in the stream."""
+        """Join the blocks, and replace each passage's place in the order of ids by its row in the stream."""
         row_of_place = np.empty(self._num_passages(), np.int32)
         for shard in self._shards():
             row_of_place[np.load(shard / "places.npy")] = np.load(shard / "rows.npy")
@@ -222,7 +222,7 @@ class _Ranking:
         return Vocabulary(self.settings.stemmer, (word for word in words if word))
 
     def read(self, passages: Callable[[], Iterable[tuple[int, "Passage"]]], shard_passages: int) -> None:
-        """Writes the words, ids and lines of every passage."""
+        """Write the words, ids and lines of every passage."""
         if (self.work / "corpus.json").exists():
             return
         finished = self._shards()
@@ -256,7 +256,7 @@ class _Ranking:
             json.dump({"passages": row, "words": len(vocabulary)}, file)
 
     def order_ids(self) -> None:
-        """Writes the place of every passage in the order of all ids, and counts the words' passages."""
+        """Write the place of every passage in the order of all ids, and count the words' passages."""
         shards = self._shards()
         if (self.work / "holders.npy").exists():
             return
@@ -291,7 +291,7 @@ class _Ranking:
         return self.work / "best" / f"{block:05d}-{shards:05d}.npy"
 
     def prepare_questions(self) -> None:
-        """Writes the words of every question, as the postings number them."""
+        """Write the words of every question, as the postings number them."""
         missing = [block for block in range(len(self.blocks)) if not self._words_of(block).exists()]
         if not missing:
             return
@@ -307,7 +307,7 @@ class _Ranking:
             lines.say(stop)
 
     def search(self, threads: int, progress: Callable[[int, str, str], Progress] | None) -> None:
-        """Searches every block of questions in every shard, and keeps the K best so far."""
+        """Search every block of questions in every shard, and keep the K best so far."""
         shards, statistics = self._shards(), self._statistics()
         done = {
             block: max(
@@ -379,7 +379,7 @@ def _write_shard(
     first_row: int,
     new_words: str,
 ) -> None:
-    """Writes some passages, in the order of their ids."""
+    """Write some passages, in the order of their ids."""
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
     all_words, all_lengths = np.frombuffer(words, np.uint32), np.frombuffer(lengths, np.int32)
     ends = np.cumsum(all_lengths, dtype=np.int64)
@@ -406,7 +406,7 @@ def _slabs_of_shard(shard: Path) -> Iterator[Slab]:
 
 
 def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yields (id, line, number of the shard) in the order of the ids, then of the lines."""
+    """Yield (id, line, number of the shard) in the order of the ids, then of the lines."""
     lengths, lines = np.load(shard / "id-lengths.npy"), np.load(shard / "lines.npy")
     with open(shard / "ids.bin", "rb") as file:
         for start in range(0, len(lengths), _IDS_AT_A_TIME):

@@ -39,7 +39,7 @@ class Statistics:
 
     @classmethod
     def count(cls, slabs: Iterable[Slab], num_ids: int) -> "Statistics":
-        """Counts the words of passages, which have `num_ids` different ids."""
+        """Count the words of passages, which have `num_ids` different ids."""
         from jaxretr.search.bm25 import kernel
 
         holders = np.zeros(num_ids, np.int64)
@@ -65,7 +65,7 @@ class Postings:
     """An inverted index of N passages, the whole corpus or a shard of it."""
 
     def __init__(self, slabs: Callable[[], Iterable[Slab]], statistics: Statistics, settings: Bm25Settings):
-        """Builds it.
+        """Build it.
 
         Args:
           slabs: gives the passages; called twice.
@@ -138,7 +138,7 @@ class Postings:
         threads: int,
         least: NDArray[np.float32] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Finds the k best passages of each question, equal scores by row; one without any of its words is not a hit.
+        """Find the k best passages of each question, equal scores by row; one without any of its words is not a hit.
 
         Args:
           words: all questions' words, int32, ascending within a question.
@@ -180,7 +180,7 @@ class Postings:
         return keys_to_hits(keys)
 
     def score(self, words: NDArray[np.int32], rows: Sequence[int]) -> NDArray[np.float32]:
-        """Returns the scores of passages for one question, float32 [any number]."""
+        """Return the scores of passages for one question, float32 [any number]."""
         scores = np.empty(len(rows), np.float32)
         self._kernel.score(self._lists, self._base(words), words, np.asarray(rows, np.int64), scores)
         return scores
@@ -190,7 +190,7 @@ class Postings:
 
 
 def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rounds lengths down as Lucene's norms do (SmallFloat.intToByte4 and back): they fit one byte.
+    """Round lengths down as Lucene's norms do (SmallFloat.intToByte4 and back): they fit one byte.
 
     Lengths below 24 are kept; of what a length has above 24, the first four binary digits are. So lengths below 40 are
     exact, and the error is below an eighth.
@@ -220,7 +220,7 @@ def keys_to_hits(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray
 
 
 def _weights(holders: NDArray[np.int64], num: int, settings: Bm25Settings) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the idf of every word, and what it adds to the score of a passage without it; both float32 [V]."""
+    """Return the idf of every word, and what it adds to the score of a passage without it; both float32 [V]."""
     idf_of: Callable[[int], float] = {
         "lucene": lambda df: math.log(1 + (num - df + 0.5) / (df + 0.5)),
         "robertson": lambda df: math.log(max(1, (num - df + 0.5) / (df + 0.5))),

@@ -30,7 +30,7 @@ def search_bm25(
     b: float = 0.4,
     stemmer: Literal["english"] | None = "english",
 ) -> SearchRun:
-    """Finds the k best passages of each question with BM25, the lexical baseline.
+    """Find the k best passages of each question with BM25, the lexical baseline.
 
     Args:
       corpus: the passages, or their file or BEIR folder.

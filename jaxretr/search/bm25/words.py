@@ -95,7 +95,7 @@ class Bm25Settings:
 
 
 def split_words(text: str) -> list[str]:
-    """Returns the words of a text: runs of letters, digits, marks and underscores, also of one character, and emoji.
+    """Return the words of a text: runs of letters, digits, marks and underscores, also of one character, and emoji.
 
     The same word in upper or lower case (also Straße and STRASSE, İstanbul and istanbul), with composed or combining
     accents, in full-width characters or with ligatures is the same (Unicode's NFKC and case folding, word by word).
@@ -124,7 +124,7 @@ def split_words(text: str) -> list[str]:
 
 
 def stems_of(text: str, stemmer: str | None = "english") -> list[str]:
-    """Returns the words of a text as BM25 compares them, in their order: split, folded and stemmed."""
+    """Return the words of a text as BM25 compares them, in their order: split, folded and stemmed."""
     stem = _stem_function(stemmer)
     return [stem(word) for word in split_words(text)]
 
@@ -162,7 +162,7 @@ class Vocabulary:
     """
 
     def __init__(self, stemmer: str | None, words: Iterable[str] = ()):
-        """Makes a vocabulary.
+        """Make a vocabulary.
 
         Args:
           stemmer: "english" or None.
@@ -176,7 +176,7 @@ class Vocabulary:
         return len(self.ids)
 
     def add_passage(self, title: str, text: str, words: "array[int]") -> int:
-        """Appends the ids of a passage's words to `words`, giving new words new ids; returns how many they are."""
+        """Append the ids of a passage's words to `words`, giving new words new ids; return how many they are."""
         spellings = split_words(f"{title} {text}")
         ids = list(map(self._id_of_spelling.get, spellings))
         if None in ids:
@@ -185,7 +185,7 @@ class Vocabulary:
         return len(ids)
 
     def ids_of_question(self, text: str) -> list[int]:
-        """Returns the ids of a question's words that the vocabulary has, repeated ones repeated."""
+        """Return the ids of a question's words that the vocabulary has, repeated ones repeated."""
         found = []
         for spelling in split_words(text):
             id = self._id_of_spelling.get(spelling)
@@ -214,7 +214,7 @@ class Vocabulary:
 def questions_as_words(
     vocabulary: Vocabulary, order: NDArray[np.int32], questions: Iterable[str]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Turns questions into the words that `Postings.search` takes.
+    """Turn questions into the words that `Postings.search` takes.
 
     Args:
       vocabulary: the corpus's.

@@ -56,7 +56,7 @@ class ExactIndex:
         max_device_bytes: int | None = None,
         source: str = "embeddings",
     ):
-        """Puts the embeddings on the devices, or keeps them on the host if they are too large.
+        """Put the embeddings on the devices, or keep them on the host if they are too large.
 
         Args:
           embeddings: passage embeddings [N, D]; a memory map is read a few MB at a time.
@@ -162,7 +162,7 @@ class ExactIndex:
         deny: Iterable[str] | None = None,
         where: Where | None = None,
     ) -> tuple[np.ndarray, list[list[str]]]:
-        """Finds the k passages with the highest inner product for each question.
+        """Find the k passages with the highest inner product for each question.
 
         Args:
           queries: question embeddings [B, D], cast to float32; any number of them.
@@ -186,7 +186,7 @@ class ExactIndex:
     def search_rows(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Searches as `search` does, and returns row numbers, int64 [B, k'], in place of ids."""
+        """Search as `search` does, and return row numbers, int64 [B, k'], in place of ids."""
         scores, rows, proven = self.search_proven(queries, k, **filters)
         if not proven.all():
             log.info(
@@ -199,7 +199,7 @@ class ExactIndex:
     def search_proven(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Searches like `search_rows`, and tells which results are proven exact, bool [B]: all without a first pass."""
+        """Search like `search_rows`, and tell which results are proven exact, bool [B]: all without a first pass."""
         queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(**filters)
         there = len(self) if mask is None else int(np.count_nonzero(mask))
@@ -261,7 +261,7 @@ class ExactIndex:
         return put_rows(self._mesh, mask, (padded_rows(len(self), self._mesh),), np.bool_)
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes the index to a folder, which appears complete or not at all and replaces an older index.
+        """Write the index to a folder, which appears complete or not at all and replaces an older index.
 
         With a mesh over several hosts all of them must call this; the first one writes, and holds all embeddings in
         its memory while it does.
@@ -275,7 +275,7 @@ class ExactIndex:
         index_folder.write(directory, self._shape, self._dtype, self._ids, self._filters.metadata, pieces)
 
     def _pieces(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (first row, rows) that cover the index; padding may follow the last row."""
+        """Yield (first row, rows) that cover the index; padding may follow the last row."""
         if self._host is not None:
             read = functools.partial(read_rows, self._host, dtype=self._dtype, source=self._source)
             starts = range(0, len(self), self._block_rows)
@@ -296,7 +296,7 @@ class ExactIndex:
         block_rows: int = BLOCK_ROWS,
         max_device_bytes: int | None = None,
     ) -> "ExactIndex":
-        """Reads an index that `save` wrote; see the constructor for the arguments.
+        """Read an index that `save` wrote; see the constructor for the arguments.
 
         Raises:
           UserError: the folder is missing, incomplete, damaged or of another format.
@@ -326,7 +326,7 @@ def search_blocks(
     block_rows: int = BLOCK_ROWS,
     source: str = "blocks",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches a corpus of any size that comes as blocks of rows; each block passes the devices once.
+    """Search a corpus of any size that comes as blocks of rows; each block passes the devices once.
 
     Gives exactly what an `ExactIndex` of the concatenated blocks gives.
 
@@ -375,7 +375,7 @@ def _device_bytes(rows: int, dim: int, dtype: np.dtype, mesh: Mesh) -> int:
 
 
 def _slab_rows(dim: int, dtype: np.dtype, mesh: Mesh, max_device_bytes: int) -> int:
-    """Returns the largest slab of which two fit the budget: one is searched while the next one arrives."""
+    """Return the largest slab of which two fit the budget: one is searched while the next one arrives."""
     unit = padded_rows(1, mesh)
     needed = 2 * _device_bytes(unit, dim, dtype, mesh)
     if max_device_bytes < needed:
@@ -384,7 +384,7 @@ def _slab_rows(dim: int, dtype: np.dtype, mesh: Mesh, max_device_bytes: int) -> 
 
 
 def unique_ids(ids: Sequence[str], n: int, source: str = "ids") -> list[str]:
-    """Returns ids as a list; raises UserError if they are not n different strings."""
+    """Return ids as a list; raise UserError if they are not n different strings."""
     if isinstance(ids, np.ndarray):
         ids = np.atleast_1d(ids).tolist()
     ids = [str(name) if isinstance(name, np.str_) else name for name in ids]

@@ -92,7 +92,7 @@ class RoundedQueries(NamedTuple):
 
 
 def check_kind(kind: str | None) -> str | None:
-    """Raises UsageError for another kind than None, "bfloat16" and "int8"."""
+    """Raise UsageError for another kind than None, "bfloat16" and "int8"."""
     if kind is not None and kind not in KINDS:
         hint = did_you_mean(str(kind), KINDS)
         raise UsageError(f"first_pass={kind!r} is none of {', '.join(KINDS)} or None{hint}")
@@ -100,7 +100,7 @@ def check_kind(kind: str | None) -> str | None:
 
 
 def round_rows(mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[int, int], kind: str) -> FirstPass:
-    """Puts rounded rows on the devices.
+    """Put rounded rows on the devices.
 
     Args:
       mesh: the devices.

@@ -50,7 +50,7 @@ def panels_of(queries: np.ndarray) -> np.ndarray:
 
 
 def _tile_of(rows: int, vectors: int):
-    """Makes a compiled function for tiles of so many rows and a panel of `vectors * LANES` questions.
+    """Make a compiled function for tiles of so many rows and a panel of `vectors * LANES` questions.
 
     Returns:
       f(row, last, panel, dim, bounds, slopes, longest, scores) -> bool, of addresses (row, panel, bounds, slopes, scores)
@@ -138,7 +138,7 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
 
 @intrinsic
 def _sum_of_eights(typingctx, query, row, count):
-    """Sums the products of `count` numbers, a multiple of 8, from the addresses of a float64 and a float32 on."""
+    """Sum the products of `count` numbers, a multiple of 8, from the addresses of a float64 and a float32 on."""
 
     def code(context, builder, signature, arguments):
         query, row, count = arguments
@@ -189,7 +189,7 @@ def inner_product(query, row):
 
 @compiled()
 def rounded(score):
-    """Rounds a float64 to the 24 bits of a float32, half to even, whatever its exponent."""
+    """Round a float64 to the 24 bits of a float32, half to even, whatever its exponent."""
     size = abs(score)
     if size < _LEAST:
         return np.float64(np.float32(score * _SHIFT)) / _SHIFT
@@ -200,7 +200,7 @@ def rounded(score):
 
 @compiled()
 def pair_scores(query, rows, scores):
-    """Writes the scores float64 [n] of a question float64 [D] with rows float32 [n, D]."""
+    """Write the scores float64 [n] of a question float64 [D] with rows float32 [n, D]."""
     for i in range(len(rows)):
         scores[i] = rounded(inner_product(query, rows[i]))
 
@@ -261,7 +261,7 @@ def _kth_largest(scores, k):
 
 @compiled()
 def _cut(scores, rows, count, k):
-    """Keeps the k best of a list, the first of equal ones, in their order; returns the k-th best."""
+    """Keep the k best of a list, the first of equal ones, in their order; return the k-th best."""
     bound = _kth_largest(scores[:count], k)
     equal = k
     for i in range(count):
@@ -277,7 +277,7 @@ def _cut(scores, rows, count, k):
 
 @compiled()
 def _consider(score, row, k, scores, rows, counts, b, bounds):
-    """Adds a row to the list of question b if it may belong to its k best; returns whether the bound rose."""
+    """Add a row to the list of question b if it may belong to its k best; return whether the bound rose."""
     count = counts[b]
     if not score > bounds[b]:
         return False
@@ -295,7 +295,7 @@ _tile = _tile_of(_TILE_ROWS, _VECTORS)
 
 @compiled()
 def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores, rows, counts, bounds):
-    """Adds the rows that may belong to the top k to the lists of candidates.
+    """Add the rows that may belong to the top k to the lists of candidates.
 
     Args:
       values: rows float32 [n, D], which come after those that were scanned before.
@@ -351,7 +351,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
 
 @compiled()
 def scan_few(values, first, allowed, queries, single, slopes, least, k, scores, rows, counts, bounds):
-    """Does what `scan_rows` does for a few questions, float32 `single` [B, D], as fast as rows can be read."""
+    """Do what `scan_rows` does for a few questions, float32 `single` [B, D], as fast as rows can be read."""
     products = np.empty((len(queries), _FEW_NEIGHBOURS), np.float32)
     for start in range(0, len(values), _FEW_NEIGHBOURS):
         stop = min(start + _FEW_NEIGHBOURS, len(values))
@@ -371,7 +371,7 @@ def scan_few(values, first, allowed, queries, single, slopes, least, k, scores, 
 
 @compiled()
 def _scan_exactly(values, start, stop, first, allowed, queries, k, scores, rows, counts, bounds):
-    """Does what `scan_rows` does for rows [start, stop) of which float32 scores say nothing."""
+    """Do what `scan_rows` does for rows [start, stop) of which float32 scores say nothing."""
     for i in range(start, stop):
         if not len(allowed) or allowed[i]:
             for b in range(len(queries)):
@@ -381,7 +381,7 @@ def _scan_exactly(values, start, stop, first, allowed, queries, k, scores, rows,
 
 @compiled(fastmath=True)
 def _products_of_few(queries, rows, scores):
-    """Writes the float32 inner products [B, n] of queries [B, D] with rows [n, D], each of which is read once.
+    """Write the float32 inner products [B, n] of queries [B, D] with rows [n, D], each of which is read once.
 
     Four questions and two rows at a time are what a processor's registers hold.
     """
@@ -416,7 +416,7 @@ def _products_of_few(queries, rows, scores):
 
 @compiled()
 def scan_scores(products, eps, values, first, allowed, queries, k, scores, rows, counts, bounds):
-    """Does what `scan_rows` does for rows whose products [B, n] are known to within eps, float32 [B].
+    """Do what `scan_rows` does for rows whose products [B, n] are known to within eps, float32 [B].
 
     Returns the number of products that were scored again.
     """
@@ -453,7 +453,7 @@ def cut_lists(scores, rows, counts, k):
 
 @compiled()
 def widen(bits, wide):
-    """Writes the float32 numbers of bfloat16 bits [n, D]."""
+    """Write the float32 numbers of bfloat16 bits [n, D]."""
     for i in range(len(bits)):
         for d in range(bits.shape[1]):
             wide[i, d] = _as_float(np.uint32(bits[i, d]) << np.uint32(16))  # pyright: ignore[reportCallIssue]
@@ -461,7 +461,7 @@ def widen(bits, wide):
 
 @compiled()
 def widen_scaled(numbers, scales, wide):
-    """Writes int8 numbers [n, D], each row times its scale, as float32."""
+    """Write int8 numbers [n, D], each row times its scale, as float32."""
     for i in range(len(numbers)):
         for d in range(numbers.shape[1]):
             wide[i, d] = np.float32(numbers[i, d]) * scales[i]
@@ -477,7 +477,7 @@ def _as_float(typingctx, bits):
 
 @compiled(fastmath=True)
 def round_rows(bits, rounded):
-    """Rounds float32 rows [n, D], given as bits, to bfloat16 bits, half to even.
+    """Round float32 rows [n, D], given as bits, to bfloat16 bits, half to even.
 
     Returns the squares of the largest distance of a row to its rounded one, and of the largest length of a rounded row.
     """

@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
-    """Copies rows [start, stop).
+    """Copy rows [start, stop).
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.
@@ -71,7 +71,7 @@ def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def gather(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Copies rows by their numbers, int64 [c]; of a memory map few pages are held at a time."""
+    """Copy rows by their numbers, int64 [c]; of a memory map few pages are held at a time."""
     found = np.empty((len(wanted), rows.shape[1]), rows.dtype)
     # Around each row that is touched the system may map up to 2 MB.
     step = 16 if is_mapped(rows) else len(wanted)
@@ -84,7 +84,7 @@ def gather(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def put_matrix(
     mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[int, int], dtype: np.dtype
 ) -> jax.Array:
-    """Puts rows on the devices as `put_rows` does; bfloat16 goes to CPUs as bits, as `topk.local_topk` expects it."""
+    """Put rows on the devices as `put_rows` does; bfloat16 goes to CPUs as bits, as `topk.local_topk` expects it."""
     if dtype == jnp.bfloat16 and mesh.devices.flat[0].platform == "cpu":
         return put_rows(mesh, lambda start, stop: read(start, stop).view(np.uint16), shape, np.uint16)
     return put_rows(mesh, read, shape, dtype)
@@ -97,7 +97,7 @@ def is_mapped(rows: np.ndarray) -> bool:
 
 
 def release(rows: np.ndarray) -> None:
-    """Gives back the memory of rows that have been read, if they are of a read-only memory map of a file."""
+    """Give back the memory of rows that have been read, if they are of a read-only memory map of a file."""
     if not is_mapped(rows):
         return
     mapped: mmap.mmap = rows._mmap  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,7 +109,7 @@ def release(rows: np.ndarray) -> None:
 
 
 def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndarray:
-    """Checks that an array is numbers [rows, dimensions], and returns it as the host's array."""
+    """Check that an array is numbers [rows, dimensions], and return it as the host's array."""
     array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
     numeric = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
     if array.ndim != 2 or not array.shape[1] or not numeric:
@@ -118,7 +118,7 @@ def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndar
 
 
 def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = "queries") -> np.ndarray:
-    """Checks embeddings and copies them to float32 [n, D]; `dim` is the D that they must have, if that is known."""
+    """Check embeddings and copy them to float32 [n, D]; `dim` is the D that they must have, if that is known."""
     rows = embedding_matrix(rows, source)
     if dim is not None and rows.shape[1] != dim:
         raise UserError(f"{source}: {rows.shape[1]} columns, but the index has {dim}; encode both with the same model")

@@ -102,7 +102,7 @@ class HostSearch:
     def add(
         self, rows: np.ndarray, first: int, allowed: np.ndarray | None = None, scales: np.ndarray | None = None
     ) -> None:
-        """Searches rows.
+        """Search rows.
 
         Args:
           rows: float32 [n, D], the bits of bfloat16 as uint16, or int8.
@@ -187,7 +187,7 @@ class HostSearch:
         return tuple(lists[number, asked] for lists in (self._scores, self._rows, self._counts, self._bounds))
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores float32 [B, k], descending, and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
+        """Return scores float32 [B, k], descending, and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
         for slice_ in range(len(self._scores)):
             host_loops.cut_lists(self._scores[slice_], self._rows[slice_], self._counts[slice_], self._k)
         scores, rows = (
@@ -216,7 +216,7 @@ def _slices(batch: int, k: int) -> int:
 
 
 def _as_float32(rows: np.ndarray, scales: np.ndarray | None):
-    """Yields (first row, float32 rows) of pieces that cover the rows; float32 rows are one piece, as they are."""
+    """Yield (first row, float32 rows) of pieces that cover the rows; float32 rows are one piece, as they are."""
     if rows.dtype == np.float32:
         yield 0, rows
         return

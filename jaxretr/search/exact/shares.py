@@ -18,7 +18,7 @@ _HITS = 2**16
 def merge_hits(
     scores: np.ndarray, rows: np.ndarray, name: Callable[[int], str], k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Puts the hits of all processes together; every process must call this, with hits of the same questions.
+    """Put the hits of all processes together; every process must call this, with hits of the same questions.
 
     Args:
       scores: float32 [B, k'], the best of this process's rows, descending; k' is at most k, and each process's own.
@@ -48,7 +48,7 @@ def merge_hits(
 def _merge(
     scores: np.ndarray, rows: np.ndarray, name: Callable[[int], str], k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Merges the processes' hits [b, k] of some questions; missing ones are -inf and NO_ROW."""
+    """Merge the processes' hits [b, k] of some questions; missing ones are -inf and NO_ROW."""
     all_scores, all_rows = (
         np.moveaxis(np.asarray(part), 0, 1).reshape(len(scores), -1)
         for part in multihost_utils.process_allgather((scores, rows))

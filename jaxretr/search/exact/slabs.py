@@ -38,7 +38,7 @@ class Slab:
 
 @functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"))
 def search_slab(queries, rows, num_valid, allowed=None, scales=None, *, mesh: Mesh, k: int, block_rows: int):
-    """Returns scores [B, k] and rows of the slab [B, k], on every device."""
+    """Return scores [B, k] and rows of the slab [B, k], on every device."""
     by_row = PartitionSpec(DATA)
     given = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
 
@@ -58,7 +58,7 @@ def _merge_slab(best, found, first):
 def search_slabs(
     mesh: Mesh, slabs: Iterable[Slab], queries: np.ndarray, k: int, block_rows: int, query_dtype: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches slabs one after the other and merges as it goes.
+    """Search slabs one after the other and merge as it goes.
 
     While one slab is searched the host reads the next one and sends it: two are on the devices.
 
@@ -121,11 +121,11 @@ class _CompiledSearch:
         self._best = found if self._best is None else _merge_slab(self._best, found, np.int32(first))
 
     def wait(self) -> None:
-        """Waits for the slabs so far."""
+        """Wait for the slabs so far."""
         jax.block_until_ready(self._best)
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
+        """Return scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
         assert self._best is not None
         scores, rows = (to_host(part)[: self._count] for part in self._best)
         return unscaled(scores, self._exponents), rows
@@ -138,7 +138,7 @@ class _HostSearch:
         self._search = HostSearch(queries, k)
 
     def add(self, slab: Slab, first: int) -> None:
-        """Searches a slab whose first row has this number."""
+        """Search a slab whose first row has this number."""
         allowed, scales = (None if part is None else np.asarray(part) for part in (slab.allowed, slab.scales))
         shards = {shard.index[0].indices(len(slab.rows))[0]: shard.data for shard in slab.rows.addressable_shards}
         for start, shard in sorted(shards.items()):
@@ -148,10 +148,10 @@ class _HostSearch:
                 self._search.add(rows, first + start, mask, scale)
 
     def wait(self) -> None:
-        """Returns at once: nothing is under way."""
+        """Return at once: nothing is under way."""
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
+        """Return scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
         return self._search.result()
 
 

@@ -42,7 +42,7 @@ class Choice:
 
 
 def choose(values: Mapping[float, float]) -> Choice:
-    """Picks the best weight.
+    """Pick the best weight.
 
     Args:
       values: {weight: value of the metric, higher is better}; weights of 0 and infinity (one model alone) are not chosen.
@@ -91,7 +91,7 @@ def balancing_weight(scores: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], around: float) -> dict[float, float]:
-    """Evaluates a logarithmic grid that moves to where the metric is highest; see `adaptive_rounds`.
+    """Evaluate a logarithmic grid that moves to where the metric is highest; see `adaptive_rounds`.
 
     Args:
       evaluate: {weight: value} of any weights; called once for each round, at most 5 times.
@@ -110,7 +110,7 @@ def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], 
 
 
 def adaptive_rounds(around: float) -> Generator[list[float], Mapping[float, float], dict[float, float]]:
-    """Yields the weights of each round of the adaptive grid, and takes {weight: value} of them.
+    """Yield the weights of each round of the adaptive grid, and take {weight: value} of them.
 
     13 weights, each twice the one before, around a middle. While the best are at an edge, 6 more are added there, at
     most 3 times. Then those between the best weight and its neighbours, in steps of 2^(1/4).

@@ -97,7 +97,7 @@ def search_weights(
 
 @functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"), donate_argnames="best")
 def _step(best, first_q, second_q, factors, first_rows, second_rows, start, valid, *, mesh, k, block_rows):
-    """Updates each device's best so far, ([devices, M, B, k] scores, rows), with a slab of rows."""
+    """Update each device's best so far, ([devices, M, B, k] scores, rows), with a slab of rows."""
     on_device = functools.partial(_device_step, k=k, block_rows=block_rows)
     same, by_row = PartitionSpec(), PartitionSpec(DATA)
     specs = ((by_row, by_row), same, same, same, by_row, by_row, same, same)
@@ -204,7 +204,7 @@ def _padded(questions: np.ndarray) -> np.ndarray:
 def _slabs(
     mesh: Mesh, streams: tuple[Iterable[np.ndarray], Iterable[np.ndarray]], sizes: tuple[int, int]
 ) -> Iterator[tuple[jax.Array, jax.Array, int]]:
-    """Yields the same rows of both streams on the devices, padded to one shape, and the number of real rows."""
+    """Yield the same rows of both streams on the devices, padded to one shape, and the number of real rows."""
     names = ("first passages", "second passages")
     first, second = (pieces(blocks, size, name) for blocks, size, name in zip(streams, sizes, names, strict=True))
     rows = shape = 0

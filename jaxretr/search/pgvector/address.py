@@ -39,7 +39,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, table: str | None = None) -> "Address":
-        """Reads an address: a URI or libpq's keywords, with or without "pgvector:" before it.
+        """Read an address: a URI or libpq's keywords, with or without "pgvector:" before it.
 
         Args:
           text: may name the table: `?table=NAME` in a URI, `table=NAME` as the last keyword.

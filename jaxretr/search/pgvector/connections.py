@@ -46,7 +46,7 @@ class Database:
         self._closed = threading.Event()
 
     def run(self, work: Callable[[Connection], T], *, one_state_of: Any = None) -> T:
-        """Runs work in one transaction, which is committed afterwards, or rolled back if the work raises.
+        """Run work in one transaction, which is committed afterwards, or rolled back if the work raises.
 
         If the connection turns out to be broken before the commit is sent, for instance after a restart of the server, it
         is replaced, and the work runs once more.
@@ -100,7 +100,7 @@ class Database:
             self._idle.put(kept)
 
     def connect(self, *, extension: bool = False) -> Connection:
-        """Opens a connection, which the caller closes.
+        """Open a connection, which the caller closes.
 
         Args:
           extension: whether pgvector is added to the database if it is missing.
@@ -137,7 +137,7 @@ class Database:
         return connection
 
     def close(self) -> None:
-        """Closes idle connections now, and the others when they are returned."""
+        """Close idle connections now, and the others when they are returned."""
         self._closed.set()
         for _ in range(self._idle.qsize()):
             connection = self._idle.get_nowait()

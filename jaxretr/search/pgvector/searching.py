@@ -99,7 +99,7 @@ def search(
     width: int | None,
     only: Only,
 ) -> list[Found]:
-    """Finds the rows with the highest inner products.
+    """Find the rows with the highest inner products.
 
     Args:
       connection: a connection in the transaction that has read `state`.
@@ -175,7 +175,7 @@ def _ask(
     indexscan: bool = True,
     seqscan: bool = True,
 ) -> list[Found]:
-    """Sends all questions at once, and reads their answers."""
+    """Send all questions at once, and read their answers."""
     switches = ("on" if indexscan else "off", "on" if seqscan else "off")
     connection.execute(
         "SELECT set_config('enable_indexscan', %s, true), set_config('enable_seqscan', %s, true)", switches

@@ -108,7 +108,7 @@ class Names:
 
 
 def read_state(connection: Connection, address: Address, known: State | None = None) -> State:
-    """Reads the facts' row, and locks both tables against being exchanged until the transaction ends.
+    """Read the facts' row, and lock both tables against being exchanged until the transaction ends.
 
     Args:
       connection: a connection in a transaction.

@@ -61,7 +61,7 @@ def checked(row: Row) -> tuple[str, str, str, Any]:
 
 
 def create(connection: Connection, names: Names, dim: int) -> None:
-    """Creates the two tables, empty and without indexes."""
+    """Create the two tables, empty and without indexes."""
     connection.execute(
         sql.SQL(
             "CREATE TABLE {} (row bigint NOT NULL, id text NOT NULL, title text NOT NULL, text text NOT NULL, "
@@ -81,7 +81,7 @@ def create(connection: Connection, names: Names, dim: int) -> None:
 
 
 def copy_in(connection: Connection, names: Names, rows: Iterable[Row], pieces: Iterable[np.ndarray]) -> set[str]:
-    """Copies all passages in PostgreSQL's binary format.
+    """Copy all passages in PostgreSQL's binary format.
 
     Args:
       connection: the connection, in the transaction that made the tables.
@@ -117,7 +117,7 @@ def build_indexes(
     m: int,
     ef_construction: int,
 ) -> None:
-    """Builds the indexes: of ids, of rows, of metadata, and HNSW over inner products.
+    """Build the indexes: of ids, of rows, of metadata, and HNSW over inner products.
 
     Args:
       connection: the connection, in the transaction that filled the table.
@@ -180,7 +180,7 @@ def exchange(connection: Connection, new: Names, address: Address) -> None:
 def upsert(
     connection: Connection, names: Names, generation: str, rows: Sequence[Row], vectors: np.ndarray
 ) -> tuple[int, int] | None:
-    """Adds passages; one with an existing id takes over that row.
+    """Add passages; one with an existing id takes over that row.
 
     Args:
       connection: a connection in a transaction.
@@ -226,7 +226,7 @@ def upsert(
 
 
 def delete(connection: Connection, names: Names, generation: str, ids: Sequence[str]) -> tuple[int, int] | None:
-    """Removes passages; returns the write's number and how many were removed, or None, as `upsert` does."""
+    """Remove passages; return the write's number and how many were removed, or None, as `upsert` does."""
     if (begun := _begin_write(connection, names, generation, 0)) is None:
         return None
     gone = connection.execute(

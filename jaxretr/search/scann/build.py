@@ -110,12 +110,12 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, eng
 
 
 def check_ids(ids: Sequence[str] | None, n: int) -> list[str]:
-    """Returns n ids, "0", "1", ... by default; raises UserError where they repeat, are too many or no strings."""
+    """Return n ids, "0", "1", ... by default; raises UserError where they repeat, are too many or no strings."""
     return [str(row) for row in range(n)] if ids is None else unique_ids(ids, n)
 
 
 def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, int], source: str) -> None:
-    """Writes embeddings as one .npy file of float32, a block at a time.
+    """Write embeddings as one .npy file of float32, a block at a time.
 
     Args:
       path: the file to write.

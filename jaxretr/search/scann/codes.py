@@ -21,7 +21,7 @@ _ROUNDS = 10
 
 
 def codes_of(rows: NDArray[np.float32], learnt: Learnt) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Returns the codes of rows [n, D], uint8 [n, S], and their leaves, int32 [n]."""
+    """Return the codes of rows [n, D], uint8 [n, S], and their leaves, int32 [n]."""
     codes = np.empty((len(rows), len(learnt.codebook)), np.uint8)
     tokens = np.empty(len(rows), np.int32)
 
@@ -37,7 +37,7 @@ def codes_of(rows: NDArray[np.float32], learnt: Learnt) -> tuple[NDArray[np.uint
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
 def _encode(rows, centres, tokens, codebook, threshold, codes):
-    """Writes the codes of rows by the score-aware loss of Guo et al. (2020), equations 5 and 9, by coordinate descent.
+    """Write the codes of rows by the score-aware loss of Guo et al. (2020), equations 5 and 9, by coordinate descent.
 
     The error r of a row x, coded as its leaf's centre and the codes, costs eta |r along x|^2 + |r across x|^2, where eta
     = (D - 1) T^2 / (|x|^2 - T^2).

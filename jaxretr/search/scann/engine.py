@@ -25,7 +25,7 @@ class Proposer(Protocol):
         threads: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Finds candidates.
+        """Find candidates.
 
         Args:
           queries: [B, D], finite, at least one.
@@ -63,7 +63,7 @@ class Engine(Protocol):
         ...
 
     def require(self) -> None:
-        """Raises UserError, naming what to install, where it cannot be used here."""
+        """Raise UserError, naming what to install, where it cannot be used here."""
         ...
 
     def model_files(self, tree: bool) -> list[str]:
@@ -85,15 +85,15 @@ class Engine(Protocol):
     def encode(
         self, vectors: Path, model: Path, out: Path, *, tree: bool, advance: Callable[[int], None] = ...
     ) -> object:
-        """Writes the codes and leaves of vectors.npy's rows, by the model files of a folder, into the folder `out`."""
+        """Write the codes and leaves of vectors.npy's rows, by the model files of a folder, into the folder `out`."""
         ...
 
     def finish(self, folder: Path, tree: bool) -> None:
-        """Adds what the engine's own programs need to read a saved folder."""
+        """Add what the engine's own programs need to read a saved folder."""
         ...
 
     def open(self, folder: Path, tree: bool) -> Proposer:
-        """Reads the codes and leaves of a folder's rows.
+        """Read the codes and leaves of a folder's rows.
 
         Raises:
           UserError: they cannot be read.

@@ -144,7 +144,7 @@ class _Proposer:
 
 @contextlib.contextmanager
 def _threads(faiss: Any, count: int) -> Iterator[None]:
-    """Sets the number of threads that FAISS uses for this thread's calls, within the block."""
+    """Set the number of threads that FAISS uses for this thread's calls, within the block."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
@@ -196,7 +196,7 @@ def _sample(vectors: Path, count: int, seed: int) -> NDArray[np.float32]:
 def _nearest(
     faiss: Any, centres: NDArray[np.float32], rows: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Finds the highest inner product of each row with a centre, and the number of that centre."""
+    """Find the highest inner product of each row with a centre, and the number of that centre."""
     flat = faiss.IndexFlatIP(centres.shape[1])
     flat.add(np.ascontiguousarray(centres))
     products, found = flat.search(np.ascontiguousarray(rows), 1)
@@ -204,7 +204,7 @@ def _nearest(
 
 
 def _padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Appends a column of zeros where the number of dimensions is odd, which changes no inner product."""
+    """Append a column of zeros where the number of dimensions is odd, which changes no inner product."""
     return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, 1))) if rows.shape[1] % _DIMENSIONS_A_CODE else rows)
 
 

@@ -84,7 +84,7 @@ class Case:
 
 
 def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """Adds to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
+    """Add to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
     filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
     left = [setting for setting in settings if setting.reached]
     for share in SHARES:

@@ -175,7 +175,7 @@ class ScannIndex:
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "ScannIndex":
-        """Reads an index that `save` wrote; vectors stay on disk. Where its engine does not work it is searched exactly.
+        """Read an index that `save` wrote; vectors stay on disk. Where its engine does not work it is searched exactly.
 
         Raises:
           UserError: the folder is missing, incomplete, damaged or of another kind.
@@ -183,7 +183,7 @@ class ScannIndex:
         return cls(*layout.read(directory), Path(directory).expanduser())
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes the index to a folder, which appears complete or not at all and replaces an older index.
+        """Write the index to a folder, which appears complete or not at all and replaces an older index.
 
         Raises:
           UserError: the folder contains something else, or cannot be written.
@@ -210,7 +210,7 @@ class ScannIndex:
         allow: Iterable[str] | None = None,
         deny: Iterable[str] | None = None,
     ) -> tuple[np.ndarray, list[list[str]]]:
-        """Finds about the k passages with the highest inner product for each question.
+        """Find about the k passages with the highest inner product for each question.
 
         Args:
           queries: question embeddings [B, D], cast to float32.
@@ -240,7 +240,7 @@ class ScannIndex:
         threads: int | None = None,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Searches as `search` does, and returns row numbers, int64 [B, min(k, N)], in place of ids.
+        """Search as `search` does, and return row numbers, int64 [B, min(k, N)], in place of ids.
 
         Args:
           queries, k, target_recall, threads: see `search`.
@@ -266,7 +266,7 @@ class ScannIndex:
         return self.searcher.search_allowed(queries, k, allowed, chosen.leaves, chosen.candidates, threads)
 
     def prepare(self) -> None:
-        """Reads the codes now, and not in the first search."""
+        """Read the codes now, and not in the first search."""
         if self._exact is None:
             self.searcher.prepare()
 
@@ -283,7 +283,7 @@ class ScannIndex:
     # ---- changing ----------------------------------------------------------------------------------------------------
 
     def add(self, passages: np.ndarray | EmbeddingStore, ids: Sequence[str] | None = None) -> int:
-        """Adds passages; one whose id is there takes that one's place. The certificate becomes stale.
+        """Add passages; one whose id is there takes that one's place. The certificate becomes stale.
 
         Args:
           passages: embeddings [M, D], or a store of the same model.
@@ -311,7 +311,7 @@ class ScannIndex:
         return replaced
 
     def update(self, passages: np.ndarray, ids: Sequence[str]) -> None:
-        """Replaces the embeddings of passages that are there; see `add`.
+        """Replace the embeddings of passages that are there; see `add`.
 
         Raises:
           UserError: as for `add`, or an id is not there.
@@ -320,7 +320,7 @@ class ScannIndex:
         self.add(passages, ids)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Removes passages by id. The certificate becomes stale.
+        """Remove passages by id. The certificate becomes stale.
 
         Raises:
           UserError: an id is unknown or given twice, or no passage would be left.
@@ -393,7 +393,7 @@ class ScannIndex:
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
     def certify(self) -> None:
-        """Finds the exact neighbours of the certification questions, and measures the certificate again.
+        """Find the exact neighbours of the certification questions, and measure the certificate again.
 
         Raises:
           UserError: the engine does not work here.

@@ -13,7 +13,7 @@ _USES_AVX2 = "_ZN14research_scann14flags_internal15should_use_avx2E"
 
 
 def load_scann() -> Any:
-    """Imports ScaNN's searchers and lets them use AVX2 where the processor has it.
+    """Import ScaNN's searchers and let them use AVX2 where the processor has it.
 
     In ScaNN's wheels (1.4.2 at least) the function that asks the processor is compiled to say no, so that all of them
     search with SSE4, which takes 1.7 times as long. AVX-512 is left alone: with it as well they are no faster.

@@ -78,7 +78,7 @@ class Facts:
         return None if self.kind == "exact" else engine_of(self.engine)
 
     def require_engine(self) -> None:
-        """Raises UserError where the engine is needed and does not work."""
+        """Raise UserError where the engine is needed and does not work."""
         if engine := self.used_engine():
             engine.require()
 
@@ -117,7 +117,7 @@ def write(
     questions: Questions | None,
     certificate: Certificate | None,
 ) -> None:
-    """Writes the folder, which appears complete or not at all and replaces an older index.
+    """Write the folder, which appears complete or not at all and replaces an older index.
 
     Args:
       directory: the folder.
@@ -141,7 +141,7 @@ def write(
 
 
 def read_facts(folder: Path) -> tuple[Facts, Collection[str]]:
-    """Reads the facts and the names of the files that a folder's manifest states.
+    """Read the facts and the names of the files that a folder's manifest states.
 
     Raises:
       UserError: it is missing, damaged or of another kind.
@@ -157,7 +157,7 @@ def read_facts(folder: Path) -> tuple[Facts, Collection[str]]:
 
 
 def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, Certificate | None]:
-    """Reads a folder; vectors and codes stay on disk.
+    """Read a folder; vectors and codes stay on disk.
 
     Raises:
       UserError: it is missing, incomplete, damaged or of another kind.

@@ -31,7 +31,7 @@ class Learnt:
 
     @classmethod
     def read(cls, folder: Path, tree: bool) -> "Learnt":
-        """Reads ScaNN's files in a folder."""
+        """Read ScaNN's files in a folder."""
         hashing = _message("proto.scann_pb2", "ScannConfig", folder / CONFIG).hash.asymmetric_hash
         groups = _message("proto.centers_pb2", "CentersForAllSubspaces", folder / CODEBOOK).subspace_centers
         centres = [[centre.feature_value_float for centre in group.center] for group in groups]
@@ -58,7 +58,7 @@ def nearest(rows: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[
 
 
 def _message(module: str, kind: str, path: Path) -> Any:
-    """Reads a file that holds one of ScaNN's protocol buffers."""
+    """Read a file that holds one of ScaNN's protocol buffers."""
     return getattr(import_extra(f"scann.{module}", "scann"), kind).FromString(path.read_bytes())
 
 

@@ -37,7 +37,7 @@ class Measurable(Protocol):
 
 
 def tuned(index: Measurable, questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
-    """Finds a setting for each target, and warns of a target that is not reached for certain."""
+    """Find a setting for each target, and warn of a target that is not reached for certain."""
     n, k = len(index), index.facts.k
     if index.facts.kind == "exact" or questions is None:
         everything = {"leaves": 0, "candidates": n, "tuning_recall": 1.0, "certain": 1.0, "reached": True}
@@ -73,7 +73,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
 
 
 def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
-    """Returns the questions with their exact neighbours, and the certificate."""
+    """Return the questions with their exact neighbours, and the certificate."""
     part, n, facts = questions.certify, len(index), index.facts
     vectors = questions.vectors[part]
     own = questions.own_rows(index.rows.row_of(), part)

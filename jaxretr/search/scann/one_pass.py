@@ -16,7 +16,7 @@ class OnePass:
     """
 
     def __init__(self, rows: Rows):
-        """Takes the rows whose vectors are read."""
+        """Take the rows whose vectors are read."""
         self._rows = rows
 
     def rescored(
@@ -60,7 +60,7 @@ def search_in_one_pass(
     candidates: int,
     threads: int,
 ) -> tuple[np.ndarray, NDArray[np.int64]]:
-    """Finds what `Searcher.search` finds; see `OnePass`.
+    """Find what `Searcher.search` finds; see `OnePass`.
 
     Args:
       searcher: over `rows`.

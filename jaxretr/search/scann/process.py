@@ -61,7 +61,7 @@ def scann_problem() -> str | None:
 
 
 def require_scann() -> None:
-    """Raises UserError, naming the extra, where ScaNN does not work here."""
+    """Raise UserError, naming the extra, where ScaNN does not work here."""
     if problem := scann_problem():
         raise UserError(f"ScaNN cannot be used here: {problem}; run: pip install 'jaxretr[scann]'")
 
@@ -105,7 +105,7 @@ def encode(
     codes: str = worker.CODES,
     tokens: str = worker.TOKENS,
 ) -> int:
-    """Writes the codes and leaves of vectors.npy's rows, by the tree and the codebook in `model`, into `out`.
+    """Write the codes and leaves of vectors.npy's rows, by the tree and the codebook in `model`, into `out`.
 
     Returns:
       The most memory that the worker held, in bytes.
@@ -117,7 +117,7 @@ def encode(
 
 
 def open_searcher(folder: Path, tree: bool) -> Any:
-    """Opens ScaNN's searcher over a folder, without ScaNN's own loader, which would unpickle the folder's files."""
+    """Open ScaNN's searcher over a folder, without ScaNN's own loader, which would unpickle the folder's files."""
     module = load_scann()
     try:
         return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
@@ -135,7 +135,7 @@ def _or_user_error(job: str, advance: Callable[[int], None] = lambda rows: None,
 
 
 def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
-    """Runs a job of worker.py.
+    """Run a job of worker.py.
 
     Args:
       job: the job's name.

@@ -88,7 +88,7 @@ class Rows:
         return self._row_of
 
     def put(self, columns: Columns, ids: Sequence[str]) -> int:
-        """Adds rows at the end; a row whose id is there takes that one's place.
+        """Add rows at the end; a row whose id is there takes that one's place.
 
         Returns:
           How many took a place.
@@ -109,7 +109,7 @@ class Rows:
         return len(ids) - len(fresh)
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Removes the rows of ids, all of which are there; the others close up."""
+        """Remove the rows of ids, all of which are there; the others close up."""
         row_of = self.row_of()
         kept = np.ones(len(self.slots), bool)
         kept[[row_of[name] for name in ids]] = False
@@ -124,7 +124,7 @@ class Rows:
     def vector_blocks(
         self, rows: NDArray[np.int64] | None = None, slots: NDArray[np.int64] | None = None
     ) -> Iterator[np.ndarray]:
-        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map.
+        """Yield all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map.
 
         Args:
           rows: those that are wanted, ascending; all by default.
@@ -155,11 +155,11 @@ class Rows:
         return None if some == len(self.base.vectors) else self.slots % some
 
     def release(self) -> None:
-        """Gives back the pages of the vectors' file that were read; they count as this process's memory."""
+        """Give back the pages of the vectors' file that were read; they count as this process's memory."""
         _release(self.base.vectors)
 
     def write(self, folder: Path, names: Sequence[str]) -> None:
-        """Writes files of `names` with the rows as they are, a piece at a time."""
+        """Write files of `names` with the rows as they are, a piece at a time."""
         added = dict(self.added.named())
         for name, base in self.base.named():
             if name in names:
@@ -210,7 +210,7 @@ def _release(array: np.ndarray) -> None:
 
 
 def _freeze(columns: Columns) -> None:
-    """Makes arrays read-only like the memory maps, so that the compiled loops see one type."""
+    """Make arrays read-only like the memory maps, so that the compiled loops see one type."""
     for _, values in columns.named():
         values.flags.writeable = False
 

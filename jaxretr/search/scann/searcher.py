@@ -36,7 +36,7 @@ class Searcher:
     """
 
     def __init__(self, folder: Path, facts: Facts, rows: Rows):
-        """Takes the folder, the facts and the rows of an index; `rows` may be changed later."""
+        """Take the folder, the facts and the rows of an index; `rows` may be changed later."""
         self.folder = folder
         self._facts, self._rows = facts, rows
         self._stamp = _stamp(folder)
@@ -54,7 +54,7 @@ class Searcher:
         threads: int,
         reading: Reading | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Finds about the k best rows of each question.
+        """Find about the k best rows of each question.
 
         Args:
           queries: [B, D], finite.
@@ -114,7 +114,7 @@ class Searcher:
         threads: int,
         reading: Reading | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Finds about the k best of the allowed rows of each question.
+        """Find about the k best of the allowed rows of each question.
 
         Args:
           queries: [B, D], finite.
@@ -192,7 +192,7 @@ class Searcher:
         return self._proposer
 
     def encoded(self, passages: NDArray[np.float32]) -> Columns:
-        """Makes codes and leaves of new rows [M, D], by the tree and the codebook of the index."""
+        """Make codes and leaves of new rows [M, D], by the tree and the codebook of the index."""
         if self._engine is None:
             return Columns(passages, None, None)
         self.check_not_replaced()
@@ -208,7 +208,7 @@ class Searcher:
         return _stamp(self.folder) != self._stamp
 
     def check_not_replaced(self) -> None:
-        """Raises UserError if another index was saved there, whose engine files would not fit these rows."""
+        """Raise UserError if another index was saved there, whose engine files would not fit these rows."""
         if self.was_replaced():
             raise UserError(f"{self.folder}: was replaced since it was loaded; load it again")
 

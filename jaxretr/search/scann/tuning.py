@@ -93,7 +93,7 @@ def tune(
     rows: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Setting]:
-    """Finds the fastest setting for each target.
+    """Find the fastest setting for each target.
 
     The ladder of leaves is measured first, then the leaves between the rungs around each target's fastest. Whatever was
     measured is a choice for every target that it reaches.
@@ -166,7 +166,7 @@ def _fastest(
     questions: int,
     clock: Callable[[], float],
 ) -> list[Setting]:
-    """Picks the fastest setting that reaches each target; the candidates of all targets are timed together."""
+    """Pick the fastest setting that reaches each target; the candidates of all targets are timed together."""
     fronts = [_front(measured, target) for target in targets]
     timed = min(questions, _TIMED_QUESTIONS)
     seconds = {setting: math.inf for front in fronts for setting in front}

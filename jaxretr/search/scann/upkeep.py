@@ -64,7 +64,7 @@ def update(
     delete: Sequence[str] | Path | None = None,
     rebalance: bool = False,
 ) -> Updated:
-    """Deletes, then adds, then measures the recall again; the old folder stays until the new one is complete.
+    """Delete, then add, then measure the recall again; the old folder stays until the new one is complete.
 
     Args:
       folder: a folder that `ScannIndex.save` or `jaxretr.export(..., to="scann")` wrote.
@@ -111,7 +111,7 @@ def update(
 
 
 def read_ids(path: Path) -> list[str]:
-    """Reads one id per line, exactly as written; skips empty lines."""
+    """Read one id per line, exactly as written; skip empty lines."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,7 +128,7 @@ def read_ids(path: Path) -> list[str]:
 
 
 def verify(folder: str | Path) -> str:
-    """Compares every file with its sha256, and measures the certificate's recall again.
+    """Compare every file with its sha256, and measure the certificate's recall again.
 
     Args:
       folder: a folder that `ScannIndex.save` wrote.
@@ -176,7 +176,7 @@ def verify(folder: str | Path) -> str:
 
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
-    """Lists the fault if exact search over the folder's vectors finds other neighbours than the noted ones."""
+    """List the fault if exact search over the folder's vectors finds other neighbours than the noted ones."""
     golden = slice(questions.tuning, questions.tuning + _GOLDEN)
     vectors = questions.vectors[golden]
     own = questions.own_rows(index.rows.row_of(), golden)

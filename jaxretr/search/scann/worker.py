@@ -124,7 +124,7 @@ def _builder(rows: np.ndarray) -> Any:
 
 
 def _build(builder: Any, threads: int, name: str, out: str) -> None:
-    """Builds what a builder describes, and keeps one of its files."""
+    """Build what a builder describes, and keep one of its files."""
     searcher = builder.set_n_training_threads(threads).build()
     with tempfile.TemporaryDirectory(dir=out) as made:
         searcher.serialize(made, relative_path=True)
@@ -140,7 +140,7 @@ def _config(text: str) -> bytes:
 
 
 def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
-    """Makes the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
+    """Make the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
     from jaxretr.search.scann.codes import codes_of  # Numba takes more memory than training a small index
 
     n = _rows_of(vectors)
@@ -159,7 +159,7 @@ def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: st
 
 
 def _append(file: Any, values: np.ndarray, start: int, n: int) -> None:
-    """Adds a block to a .npy file of n rows; no memory map, whose pages would count as this process's memory."""
+    """Add a block to a .npy file of n rows; no memory map, whose pages would count as this process's memory."""
     if not start:
         header = np.lib.format.header_data_from_array_1_0(values)
         np.lib.format.write_array_header_1_0(file, {**header, "shape": (n, *values.shape[1:])})
@@ -183,7 +183,7 @@ def self_test() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Does the job that standard input names, as JSON, and answers with a line of JSON."""
+    """Do the job that standard input names, as JSON, and answer with a line of JSON."""
     # PR_SET_PDEATHSIG: nobody reads the answer once the thread that started this has ended.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     job = json.load(sys.stdin)

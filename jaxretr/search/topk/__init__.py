@@ -97,7 +97,7 @@ def global_topk(
     rows_per_shard: int,
     axis: str = DATA,
 ) -> tuple[jax.Array, jax.Array]:
-    """Merges the devices' candidates; call it inside a shard_map over `axis`.
+    """Merge the devices' candidates; call it inside a shard_map over `axis`.
 
     Args:
       local_scores: this device's candidates, float32 [B, k'], descending.
@@ -130,7 +130,7 @@ def search_step(
     allowed: jax.Array | None = None,
     scales: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Searches rows sharded over `axis`; call it inside a shard_map over `axis`.
+    """Search rows sharded over `axis`; call it inside a shard_map over `axis`.
 
     Args:
       queries: the whole batch [B, D], the same on all devices, or this device's part of it (`queries_sharded`).

@@ -217,7 +217,7 @@ def _elementwise_products(queries: jax.Array, block: Block) -> list[jax.Array]:
 
 
 def _full(values: jax.Array, width: int) -> jax.Array:
-    """Fills the last axis up to whole groups with -inf."""
+    """Fill the last axis up to whole groups with -inf."""
     missing = -values.shape[-1] % width
     return jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
 

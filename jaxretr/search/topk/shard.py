@@ -76,7 +76,7 @@ def unsigned_zero(scores: jax.Array) -> jax.Array:
 
 
 def inner_products(queries: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns float32 [B, n]; HIGHEST keeps GPUs and TPUs from rounding fp32 operands to tf32 or bf16."""
+    """Return float32 [B, n]; HIGHEST keeps GPUs and TPUs from rounding fp32 operands to tf32 or bf16."""
     dtype = jnp.promote_types(queries.dtype, rows.dtype)
     return lax.dot_general(
         queries.astype(dtype),

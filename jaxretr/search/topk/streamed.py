@@ -36,7 +36,7 @@ def streamed_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> 
 
 
 def _varying_like(inputs: Any, constants: Any) -> Any:
-    """Gives constants the mesh axes that any of the inputs varies over, as the carry of a loop in a shard_map needs.
+    """Give constants the mesh axes that any of the inputs varies over, as the carry of a loop in a shard_map needs.
 
     A choice between two equal constants that depends on the inputs has that type, and the compiler removes it.
     """

@@ -21,7 +21,7 @@ PREFIX = "lance:"
 
 
 def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex":
-    """Opens a folder.
+    """Open a folder.
 
     Args:
       text: the folder, with or without "lance:" before it.
@@ -67,11 +67,11 @@ class LanceIndex:
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implements `ServedIndex.is_exact`."""
+        """Implement `ServedIndex.is_exact`."""
         return options.exact or not self._settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implements `ServedIndex.search`."""
+        """Implement `ServedIndex.search`."""
         vectors = check_questions(vectors, self.dim, k)
         width = None
         if not options.exact and self._settings:
@@ -82,7 +82,7 @@ class LanceIndex:
     find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implements `ServedIndex.documents`."""
+        """Implement `ServedIndex.documents`."""
         rows = self._table.rows(ids, ["title", "text", "metadata"])
         found = {
             name: Document(name, row["title"], row["text"], json.loads(row["metadata"])) for name, row in rows.items()
@@ -90,7 +90,7 @@ class LanceIndex:
         return [found.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implements `ServedIndex.vectors`."""
+        """Implement `ServedIndex.vectors`."""
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]
         if missing:
@@ -98,7 +98,7 @@ class LanceIndex:
         return np.array([rows[name]["embedding"] for name in ids], np.float32).reshape(len(ids), self.dim)
 
     def facts(self) -> dict[str, Any]:
-        """Implements `ServedIndex.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
+        """Implement `ServedIndex.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
         facts = self._facts
         return {
             "engine": "lance",
@@ -116,4 +116,4 @@ class LanceIndex:
         }
 
     def close(self) -> None:
-        """Implements `ServedIndex.close`; LanceDB has nothing to close."""
+        """Implement `ServedIndex.close`; LanceDB has nothing to close."""

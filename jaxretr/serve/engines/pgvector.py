@@ -39,7 +39,7 @@ def open(
     connections: int = CONNECTIONS,
     timeout_s: float = TIMEOUT_S,
 ) -> "PgvectorIndex":
-    """Opens a table that `jaxretr export --to pgvector` wrote.
+    """Open a table that `jaxretr export --to pgvector` wrote.
 
     Args:
       text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the
@@ -97,11 +97,11 @@ class PgvectorIndex:
         return _standing(self._known)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implements `ServedIndex.is_exact`."""
+        """Implement `ServedIndex.is_exact`."""
         return options.exact or not self._known.facts.settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implements `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        """Implement `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
         return self.find(vectors, k, options).hits
 
     def find(
@@ -113,7 +113,7 @@ class PgvectorIndex:
         with_documents: bool = False,
         with_vectors: bool = False,
     ) -> Findings:
-        """Implements `ServedIndex.find` in one transaction."""
+        """Implement `ServedIndex.find` in one transaction."""
         vectors = check_questions(vectors, self.dim, k)
         only = Only(options.where, options.allow, options.deny)
 
@@ -137,7 +137,7 @@ class PgvectorIndex:
         return self._run(ask)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implements `ServedIndex.documents`."""
+        """Implement `ServedIndex.documents`."""
         found = self._run(lambda connection, state: self._documents(connection, ids))
         return [found.get(name) for name in ids]
 
@@ -147,7 +147,7 @@ class PgvectorIndex:
         return {row[0]: Document(*row) for row in rows}
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implements `ServedIndex.vectors`."""
+        """Implement `ServedIndex.vectors`."""
         found = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in found]
         if missing:
@@ -161,7 +161,7 @@ class PgvectorIndex:
         return {row[0]: row[1].to_numpy() for row in rows}
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """Implements `WritableIndex.upsert`."""
+        """Implement `WritableIndex.upsert`."""
         vectors = check_documents(documents, vectors, self.dim)
         rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
         for row in rows:
@@ -177,7 +177,7 @@ class PgvectorIndex:
         return Written(sequence, added=len(rows) - replaced, replaced=replaced)
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """Implements `WritableIndex.delete`."""
+        """Implement `WritableIndex.delete`."""
         wanted = [name for name in ids if holds(name)]
         sequence, gone = self._write(
             lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
@@ -185,7 +185,7 @@ class PgvectorIndex:
         return Written(sequence, deleted=gone)
 
     def facts(self) -> dict[str, Any]:
-        """Implements `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
+        """Implement `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
         table = self._names.passages.as_string(None)
         state, size = self._run(
             lambda connection, state: (
@@ -216,7 +216,7 @@ class PgvectorIndex:
         }
 
     def close(self) -> None:
-        """Implements `ServedIndex.close`."""
+        """Implement `ServedIndex.close`."""
         self._database.close()
 
     @property
@@ -225,7 +225,7 @@ class PgvectorIndex:
         return self._state
 
     def _run(self, work: Callable[[Connection, State], T], *, writes: bool = False) -> T:
-        """Runs work in a transaction that sees one state, after checking whether the table is still the same."""
+        """Run work in a transaction that sees one state, after checking whether the table is still the same."""
 
         def checked(connection: Connection) -> T:
             state = tables.read_state(connection, self._address, self._state)
@@ -235,7 +235,7 @@ class PgvectorIndex:
         return self._database.run(checked, one_state_of=None if writes else self._names.facts)
 
     def _write(self, work: Callable[[Connection, State], T | None]) -> T:
-        """Runs a write; refuses it if an export has replaced the table, since the vectors may be another model's."""
+        """Run a write; refuse it if an export has replaced the table, since the vectors may be another model's."""
         try:
             found = self._run(work, writes=True)
         except DatabaseFullError as error:

@@ -41,7 +41,7 @@ class Certified:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Certified":
-        """Reads the content that `to_json` gave; raises UserError for any other."""
+        """Read the content that `to_json` gave; raise UserError for any other."""
         return dataclass_from(cls, content, "the certificate in the database")
 
     def facts(self, changes: int, limit: float) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class RecentQuestions:
     """A uniform sample of the questions that were searched for."""
 
     def __init__(self, most: int, seed: int = 0):
-        """Keeps at most `most` questions."""
+        """Keep at most `most` questions."""
         self._most, self._draws, self._lock = most, np.random.default_rng(seed), threading.Lock()
         self._kept: list[NDArray[np.float32]] = []
         self._seen = 0

@@ -98,7 +98,7 @@ class Database:
     """Connections to the database of a folder."""
 
     def __init__(self, folder: Path):
-        """Opens the database of a folder; see `create` for a new one.
+        """Open the database of a folder; see `create` for a new one.
 
         Raises:
           UserError: it is missing, is not a live index, or is of a newer version.
@@ -115,7 +115,7 @@ class Database:
 
     @classmethod
     def create(cls, folder: Path, model: str, fingerprint: str, dim: int) -> "Database":
-        """Creates an empty database, completely or not at all."""
+        """Create an empty database, completely or not at all."""
         connection = _connect(folder / DATABASE)
         try:
             fault_points.reached("create.begun")
@@ -153,7 +153,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection that sees the current state, whatever is written meanwhile."""
+        """Yield a connection that sees the current state, whatever is written meanwhile."""
         try:
             connection = self._idle.get_nowait()
         except queue.Empty:
@@ -166,7 +166,7 @@ class Database:
             self._idle.put(connection)
 
     def close(self) -> None:
-        """Closes the connections that are not in use."""
+        """Close the connections that are not in use."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
@@ -220,7 +220,7 @@ def full(folder: Path) -> StorageFull:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commits what the block writes, or nothing of it if it fails."""
+    """Commit what the block writes, or nothing of it if it fails."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -235,7 +235,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def add_space(connection: sqlite3.Connection, model: str, fingerprint: str, dim: int) -> Space:
-    """Adds a model's space, with no vectors."""
+    """Add a model's space, with no vectors."""
     number = connection.execute("SELECT coalesce(max(space), 0) + 1 FROM spaces").fetchone()[0]
     space = Space(number, model, fingerprint, dim)
     connection.execute("INSERT INTO spaces VALUES (?, ?, ?, ?, 0)", (number, model, fingerprint, dim))
@@ -244,7 +244,7 @@ def add_space(connection: sqlite3.Connection, model: str, fingerprint: str, dim:
 
 
 def drop_space(connection: sqlite3.Connection, space: Space) -> None:
-    """Removes a model's vectors."""
+    """Remove a model's vectors."""
     connection.execute(f"DROP TABLE {space.table}")
     for table in ("spaces", "certificates"):
         connection.execute(f"DELETE FROM {table} WHERE space = ?", (space.number,))
@@ -260,7 +260,7 @@ def spaces(connection: sqlite3.Connection) -> list[Space]:
 
 
 def activate(connection: sqlite3.Connection, space: Space) -> None:
-    """Makes a space the one that is searched."""
+    """Make a space the one that is searched."""
     connection.execute("UPDATE spaces SET was_active = 1 WHERE space = (SELECT active FROM state)")
     connection.execute("UPDATE state SET active = ?", (space.number,))
 
@@ -309,7 +309,7 @@ def documents_in(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[in
 def _documents(
     connection: sqlite3.Connection, column: str, values: Sequence[str] | Sequence[int]
 ) -> Iterator[tuple[int, Document]]:
-    """Yields the row and the document for each document that has one of the values in a column."""
+    """Yield the row and the document for each document that has one of the values in a column."""
     for start in range(0, len(values), _AT_A_TIME):
         part = values[start : start + _AT_A_TIME]
         rows = connection.execute(
@@ -327,12 +327,12 @@ def sequence(connection: sqlite3.Connection) -> int:
 
 
 def rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
-    """Yields (row, id, metadata as JSON) of all documents, in the order of rows."""
+    """Yield (row, id, metadata as JSON) of all documents, in the order of rows."""
     return connection.execute("SELECT row, id, metadata FROM documents ORDER BY row")
 
 
 def vectors(connection: sqlite3.Connection, space: Space, after: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yields (row, vector) of the documents with a larger row, in the order of rows."""
+    """Yield (row, vector) of the documents with a larger row, in the order of rows."""
     return connection.execute(f"SELECT row, vector FROM {space.table} WHERE row > ? ORDER BY row", (after,))
 
 

@@ -24,6 +24,6 @@ hook: Callable[[str], None] = _nothing
 
 
 def reached(name: str) -> None:
-    """Notes that the process has reached one of `POINTS` or `SEARCH_POINTS`."""
+    """Note that the process has reached one of `POINTS` or `SEARCH_POINTS`."""
     assert name in POINTS or name in SEARCH_POINTS, name
     hook(name)

@@ -40,7 +40,7 @@ class GroupCommit:
     """Writes to a database from any number of threads."""
 
     def __init__(self, base: Database, published: Callable[[Sequence[Any]], None]):
-        """Starts the thread.
+        """Start the thread.
 
         Args:
           base: the database.
@@ -55,7 +55,7 @@ class GroupCommit:
         self._thread.start()
 
     def write(self, write: Write[T], rows: int = 1) -> T:
-        """Writes on the thread, and waits for the commit.
+        """Write on the thread, and wait for the commit.
 
         Args:
           write: called in a transaction; again if another write of the same transaction fails.
@@ -67,7 +67,7 @@ class GroupCommit:
         return self._result(_Task(rows, write=write))
 
     def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs work on the thread between two commits, and waits for it.
+        """Run work on the thread between two commits, and wait for it.
 
         Args:
           work: called with the connection, outside a transaction.

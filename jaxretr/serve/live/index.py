@@ -84,7 +84,7 @@ class LiveIndex:
         settings: LiveSettings | None = None,
         background: bool = True,
     ) -> "LiveIndex":
-        """Opens a live folder, or makes a new one where there is no folder or an empty one.
+        """Open a live folder, or make a new one where there is no folder or an empty one.
 
         Args:
           folder: the index's folder.
@@ -151,7 +151,7 @@ class LiveIndex:
     def search(
         self, vectors: np.ndarray, k: int, options: SearchOptions, *, model_fingerprint: str | None = None
     ) -> list[list[Hit]]:
-        """Finds the passages with the highest inner products; see `ServedIndex.search`.
+        """Find the passages with the highest inner products; see `ServedIndex.search`.
 
         Args:
           vectors: float32 [B, D].
@@ -175,7 +175,7 @@ class LiveIndex:
         with_vectors: bool = False,
         model_fingerprint: str | None = None,
     ) -> Findings:
-        """Implements `ServedIndex.find`; see `search` for the fingerprint and the errors.
+        """Implement `ServedIndex.find`; see `search` for the fingerprint and the errors.
 
         A view has everything but the texts. Since the content of a row never changes, a row that is still in the database
         has the text that was searched. If a write has removed one of them meanwhile, the search is repeated inside a
@@ -208,7 +208,7 @@ class LiveIndex:
         with_documents: bool,
         with_vectors: bool,
     ) -> Findings | None:
-        """Searches a view; None if a hit's row is no longer in the database.
+        """Search a view; None if a hit's row is no longer in the database.
 
         Args:
           view: the state to search.
@@ -237,7 +237,7 @@ class LiveIndex:
 
     @contextlib.contextmanager
     def _pinned(self) -> Iterator[tuple[View, sqlite3.Connection]]:
-        """Yields a view, and a transaction in which the database has its rows."""
+        """Yield a view, and a transaction in which the database has its rows."""
         for _ in range(_TRIES):
             with self.database.reading() as connection:
                 view = self._view
@@ -280,7 +280,7 @@ class LiveIndex:
     def upsert(
         self, documents: Sequence[Document], vectors: np.ndarray, *, model_fingerprint: str | None = None
     ) -> Written:
-        """Adds or replaces passages, all or none; see `WritableIndex.upsert`.
+        """Add or replace passages, all or none; see `WritableIndex.upsert`.
 
         Args:
           documents: n documents of different ids.
@@ -305,7 +305,7 @@ class LiveIndex:
         return self.writer.write(Upsert(documents, metadata, found, space.model), len(documents))
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """Removes passages; ids that are not there are ignored.
+        """Remove passages; ids that are not there are ignored.
 
         Raises:
           StorageFull: nothing was removed.
@@ -336,7 +336,7 @@ class LiveIndex:
         self.questions = RecentQuestions(self.settings.certify_questions)
 
     def note(self, view: View, certified: Certified) -> None:
-        """Records the certificate of a state, also on disk; one of an older snapshot is no longer shown."""
+        """Record the certificate of a state, also on disk; one of an older snapshot is no longer shown."""
         self.writer.write(functools.partial(writes.note_certificate, space=view.space, content=certified.to_json()))
         if self._view.base is view.base:
             self.certified = certified

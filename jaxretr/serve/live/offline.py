@@ -19,7 +19,7 @@ from jaxretr.stores.fingerprints import model_fingerprint
 
 @contextlib.contextmanager
 def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
-    """Yields an encoder as a live index needs it; says at the end how many of all texts it cut.
+    """Yield an encoder as a live index needs it; say at the end how many of all texts it cut.
 
     Args:
       encoder: the encoder.
@@ -32,7 +32,7 @@ def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Itera
 
 
 def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Moves a folder to another model; resumes where an earlier call was interrupted.
+    """Move a folder to another model; resume where an earlier call was interrupted.
 
     Args:
       folder: the live index's folder.
@@ -95,7 +95,7 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
 
 
 def forget(folder: str | Path) -> str:
-    """Removes the vectors of the model that is not searched with."""
+    """Remove the vectors of the model that is not searched with."""
     index = _opened(folder)
     try:
         space = moving.forget(index)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> tuple[View, Certified | None]:
-    """Reads the current state and its last certificate, with the newest intact snapshot.
+    """Read the current state and its last certificate, with the newest intact snapshot.
 
     Args:
       connection: a connection in a transaction.
@@ -47,7 +47,7 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
 
 
 def open_view(connection: sqlite3.Connection, space: Space, snapshot: Snapshot | None) -> View:
-    """Reads the current state: the snapshot's rows, and from the database the rows after them.
+    """Read the current state: the snapshot's rows, and from the database the rows after them.
 
     Args:
       connection: a connection in a transaction.

@@ -70,7 +70,7 @@ class Reindexing:
         switched: Callable[[], None] = lambda: None,
         advance: Callable[[int], object] = lambda rows: None,
     ):
-        """Checks that the move can begin.
+        """Check that the move can begin.
 
         Args:
           index: the live index.
@@ -99,11 +99,11 @@ class Reindexing:
         return {"to": self._to.name, "phase": self._phase, "filled": self._filled, "lacking": lacking}
 
     def stop(self) -> None:
-        """Makes `run` raise `Stopped` after the batch that it is encoding."""
+        """Make `run` raise `Stopped` after the batch that it is encoding."""
         self._stopping.set()
 
     def run(self) -> int:
-        """Fills, makes the snapshot, certifies, and switches.
+        """Fill, make the snapshot, certify, and switch.
 
         Returns:
           The number of documents that were encoded.
@@ -165,7 +165,7 @@ class Reindexing:
 
 
 def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[[], None] = lambda: None) -> Space:
-    """Makes the previous space the one that is searched again.
+    """Make the previous space the one that is searched again.
 
     Args:
       index: the live index.
@@ -214,7 +214,7 @@ def other_space(index: LiveIndex) -> Space | None:
 
 
 def forget(index: LiveIndex) -> Space | None:
-    """Removes the vectors of the model that is not searched; returns its space, None if there is none.
+    """Remove the vectors of the model that is not searched; return its space, None if there is none.
 
     The database file keeps its size, and later writes reuse the space.
     """
@@ -255,7 +255,7 @@ def _begin(connection: sqlite3.Connection, to: Model) -> tuple[Space, Change]:
 
 
 def _switch(index: LiveIndex, space: Space, switched: Callable[[], None]) -> bool:
-    """Makes a space the one that is searched; returns False, and does nothing, if a document lacks a vector."""
+    """Make a space the one that is searched; return False, and do nothing, if a document lacks a vector."""
 
     def switch(connection: sqlite3.Connection) -> bool:
         fault_points.reached("switch.begun")

@@ -119,7 +119,7 @@ class TailRows:
     """Storage for a tail, which only grows: segments of its beginning stay valid."""
 
     def __init__(self, dim: int):
-        """Makes an empty storage for vectors of `dim` dimensions."""
+        """Make an empty storage for vectors of `dim` dimensions."""
         self._count = 0
         self._ids: list[str] = []
         self._columns: dict[str, list[Value]] = {}
@@ -133,7 +133,7 @@ class TailRows:
         columns: Mapping[str, Sequence[Value]],
         vectors: NDArray[np.float32],
     ) -> None:
-        """Adds n rows, whose numbers are larger than all before; see `Segment`."""
+        """Add n rows, whose numbers are larger than all before; see `Segment`."""
         first, until = self._count, self._count + len(rows)
         if until > len(self._rows):
             room = max(until, 2 * len(self._rows))

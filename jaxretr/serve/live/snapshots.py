@@ -70,7 +70,7 @@ class Incomplete(Exception):
 def write(
     base: Database, space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None = None
 ) -> Path | None:
-    """Writes a snapshot of the database as it is now; it appears complete or not at all.
+    """Write a snapshot of the database as it is now; it appears complete or not at all.
 
     Args:
       base: the database.
@@ -119,7 +119,7 @@ def write(
 
 
 def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: int) -> list[str]:
-    """Writes vectors.npy and rows.npy; returns the ids."""
+    """Write vectors.npy and rows.npy; return the ids."""
     rows = np.empty(n, np.int64)
 
     def blocks() -> Iterator[np.ndarray]:
@@ -140,7 +140,7 @@ def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: i
 def _index(
     folder: Path, ids: list[str], space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None
 ) -> bool:
-    """Adds an approximate index if an engine works here; its copy of the vectors is then the only one."""
+    """Add an approximate index if an engine works here; its copy of the vectors is then the only one."""
     engine = working_engine(settings.engine)
     if engine is None:
         log.warning("searched exactly, since no engine can be used here: %s", engine_problems())
@@ -164,7 +164,7 @@ def _index(
 
 
 def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Snapshot:
-    """Opens a snapshot.
+    """Open a snapshot.
 
     Args:
       path: its folder.
@@ -201,14 +201,14 @@ def found(folder: Path, space: Space | None = None) -> list[Path]:
 
 
 def remove_older(kept: Path, space: Space) -> None:
-    """Removes the space's other snapshots."""
+    """Remove the space's other snapshots."""
     for path in found(kept.parent.parent, space):
         if path != kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_remains(folder: Path, spaces: list[Space]) -> None:
-    """Removes what killed processes left behind, and snapshots of removed spaces."""
+    """Remove what killed processes left behind, and snapshots of removed spaces."""
     place, numbers = folder / FOLDER, {space.number for space in spaces}
     for path in place.iterdir() if place.is_dir() else ():
         name = _NAME.fullmatch(path.name)

@@ -36,7 +36,7 @@ class Kept(Protocol):
         ...
 
     def note(self, view: View, certified: Certified) -> None:
-        """Notes the certificate of a state, on disk as well."""
+        """Note the certificate of a state, on disk as well."""
         ...
 
 
@@ -44,14 +44,14 @@ class Upkeep:
     """Compaction and certificates, in a thread of their own or on request."""
 
     def __init__(self, index: Kept):
-        """Takes the index; `start` starts the thread."""
+        """Take the index; `start` starts the thread."""
         self._index = index
         self._busy = threading.Lock()
         self._wanted, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-upkeep", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         # Python must not end under a thread that computes in C++: that would end the process by a signal.
         atexit.register(self._end)
         self._thread.start()
@@ -63,7 +63,7 @@ class Upkeep:
         self._wanted.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the thread to end; returns whether it has."""
+        """Wait for the thread to end; return whether it has."""
         if self._thread.is_alive():
             self._thread.join(seconds)
         if self._thread.is_alive():
@@ -81,7 +81,7 @@ class Upkeep:
             self._wanted.set()
 
     def compact(self) -> bool:
-        """Writes a snapshot of the current state and lets searches use it; returns whether there is one.
+        """Write a snapshot of the current state and let searches use it; return whether there is one.
 
         Raises:
           UserError: it cannot be written.
@@ -116,7 +116,7 @@ class Upkeep:
             fault_points.reached("certificate.noted")
 
     def catch_up(self) -> None:
-        """Makes the snapshot and the certificate that are due, unless asked to stop."""
+        """Make the snapshot and the certificate that are due, unless asked to stop."""
         while not self._stopping.is_set():
             if self._compaction_is_due():
                 self.compact()

@@ -18,7 +18,7 @@ def is_live(folder: str | Path) -> bool:
 
 
 def verify(folder: str | Path) -> str:
-    """Checks a live folder, which another process may be writing.
+    """Check a live folder, which another process may be writing.
 
     Args:
       folder: the index's folder.

@@ -76,7 +76,7 @@ class View:
         )
 
     def on(self, base: Base) -> "View":
-        """Puts the state on a newer snapshot, which holds all rows up to its last one and none that is unknown here."""
+        """Put the state on a newer snapshot, which holds all rows up to its last one and none that is unknown here."""
         there = np.concatenate([self.base.rows[self.base_there], self.tail.rows[self.tail_there]])
         room = TailRows(self.space.dim)
         kept = np.flatnonzero(self.tail_there & (self.tail.rows > (base.rows[-1] if len(base) else 0)))
@@ -98,7 +98,7 @@ class View:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def search(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Finds passages; see `ServedIndex.search`."""
+        """Find passages; see `ServedIndex.search`."""
         return self.hits(*self.found(vectors, k, options))
 
     def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
@@ -109,7 +109,7 @@ class View:
         ]
 
     def found(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> Found:
-        """Finds passages; see `ServedIndex.search`."""
+        """Find passages; see `ServedIndex.search`."""
         if options.target_recall is not None and self.base.scann is not None:
             self._check_target(options.target_recall)
         allowed = self._allowed(options)

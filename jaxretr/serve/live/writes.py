@@ -60,7 +60,7 @@ class Upsert:
     model: str
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Writes the documents, in a transaction.
+        """Write the documents, in a transaction.
 
         Raises:
           ModelChanged: the active space is not among those of the vectors.
@@ -109,7 +109,7 @@ class Delete:
     ids: Sequence[str]
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Removes the documents that are there, in a transaction."""
+        """Remove the documents that are there, in a transaction."""
         state = database.state(connection)
         removed = _remove(connection, self.ids)
         fault_points.reached("commit.removed")
@@ -119,7 +119,7 @@ class Delete:
 
 
 def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> None:
-    """Writes the vectors, float32 [n, D], of rows that have none in the space."""
+    """Write the vectors, float32 [n, D], of rows that have none in the space."""
     content = np.ascontiguousarray(vectors, "<f4")
     connection.executemany(
         f"INSERT INTO {space.table} VALUES (?, ?)",
@@ -128,7 +128,7 @@ def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[i
 
 
 def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> tuple[int, Change]:
-    """Writes the vectors of rows that are still there and have none; returns the number written."""
+    """Write the vectors of rows that are still there and have none; return the number written."""
     before = connection.total_changes
     content = np.ascontiguousarray(vectors, "<f4")
     connection.executemany(
@@ -139,7 +139,7 @@ def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vect
 
 
 def note_certificate(connection: sqlite3.Connection, space: Space, content: dict[str, Any]) -> tuple[None, Change]:
-    """Records the certificate of a space."""
+    """Record the certificate of a space."""
     connection.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?)", (space.number, json.dumps(content)))
     return None, Change(database.state(connection).sequence)
 
@@ -169,7 +169,7 @@ def _set_state(connection: sqlite3.Connection, sequence: int, next_row: int) -> 
 
 
 def checked(documents: Sequence[Document]) -> list[str]:
-    """Checks documents, and returns the metadata of each as JSON.
+    """Check documents, and return the metadata of each as JSON.
 
     Raises:
       UserError: an id that is empty or repeats, a document without text, text that is not Unicode, or metadata that
