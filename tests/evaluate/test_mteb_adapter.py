@@ -102,7 +102,7 @@ def test_mteb_measures_what_evaluate_measures(folder, beir, tmp_path):
     assert isinstance(model, mteb.EncoderProtocol) and isinstance(model, mteb.SearchProtocol)
     expected_run = run_of(encoder_search(model.encoder, beir.corpus, None), beir.questions, 1000)
     expected = metrics.evaluate(beir.qrels, expected_run, ["ndcg@10"])["ndcg@10"]
-    assert 0.1 < expected < 0.9  # a score that says something
+    assert 0.1 < expected < 0.99  # a score that says something
     for name, each in (("search", model), ("encoder", mteb.models.SearchEncoderWrapper(model))):
         score, run = main_score(each, local_task(beir), tmp_path / name)
         # mteb rounds the scores that it reports to 5 digits; those of its run have all of them.
