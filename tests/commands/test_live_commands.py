@@ -138,8 +138,13 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
         assert run("update", folder, *words) in (1, 2)
         assert message in error_line(capsys.readouterr().err)
     update = ("update", folder, "--add", new, "--delete", gone, "--compute", "float32")
+
+    def interrupted(*_: object, **__: object) -> None:
+        while True:  # Python loses the exception of a handler that runs in a callback of its garbage collector.
+            signal.raise_signal(signal.SIGINT)
+
     with monkeypatch.context() as patch:
-        patch.setattr(LiveIndex, "upsert", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        patch.setattr(LiveIndex, "upsert", interrupted)
         assert run(*update) == 130
     assert run(*update) == 0  # An update that was interrupted is repeated.
     assert f"2 added, 1 replaced, 2 deleted; {len(ids)} passages" in capsys.readouterr().out
