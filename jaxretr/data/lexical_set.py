@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from jaxretr.data.arrays import write_array
+from jaxretr.data.arrays import read_array, write_array
 from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
@@ -28,6 +27,7 @@ DEV = "dev"
 
 _FORMAT = "jaxretr-lexical"
 _VERSION = 1
+_AGAIN = "make the set again with `jaxretr mine lexical`"
 
 # Queries written at a time.
 _BLOCK = 1 << 16
@@ -291,18 +291,9 @@ def _teacher(number: int) -> str:
     return f"teacher-{number:02d}"
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    again = "make the set again with `jaxretr mine lexical`"
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        what = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{path}: cannot be read ({what}); {again}") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise UserError(
-            f"{path}: contains {array.dtype} {list(array.shape)}, but {META} states {np.dtype(dtype)} {list(shape)}; {again}"
-        )
-    return np.asarray(array)
+def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Map an array; a plain array over the map, which is faster to index."""
+    return np.asarray(read_array(path, dtype, shape, _AGAIN))
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

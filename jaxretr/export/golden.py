@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array
 from jaxretr.data.tokens import joined, passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
@@ -191,13 +192,9 @@ def read(folder: Path) -> tuple[Golden, Vectors]:
     if not _is_golden(content):
         raise UserError(f"{path}: was changed, and is no longer what an export writes; export the model again")
     golden = Golden(**content)
-    try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder / VECTORS}: cannot be read ({error}); export the model again") from error
     n = len(golden.questions)
-    if vectors.ndim != 2 or len(vectors) != n + len(golden.passages):
-        raise UserError(f"{folder / VECTORS}: holds {list(vectors.shape)}, not a row a text; export the model again")
+    shape = (n + len(golden.passages), None)
+    vectors = read_array(folder / VECTORS, np.float32, shape, "export the model again", mapped=False)
     return golden, Vectors(vectors[:n], vectors[n:])
 
 

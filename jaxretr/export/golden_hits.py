@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
 from jaxretr.export import golden
 from jaxretr.export.index_source import rebatched
@@ -68,7 +69,7 @@ def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: 
 def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
     """Write both files."""
     with atomic_write(folder / VECTORS, "wb") as file:
-        np.save(file, vectors, allow_pickle=False)
+        write_npy(file, vectors)
     with atomic_write(folder / HITS) as file:
         content = {"questions": golden.QUESTIONS, **asdict(hits)}
         json.dump(content, file, ensure_ascii=False, indent=1)
@@ -83,14 +84,14 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
     Raises:
       UserError: a file is missing or broken.
     """
+    vectors = read_array(folder / VECTORS, np.float32, (None, None), "export again", mapped=False)
     try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
         content = json.loads((folder / HITS).read_text(encoding="utf-8"))
         hits = Hits(content["ids"], content["scores"])
         if not len(vectors) == len(hits.ids) == len(hits.scores):
             raise ValueError("other numbers of questions in the two files")
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / HITS} or {VECTORS}: cannot be read ({error}); export again") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / HITS}: cannot be read ({error}); export again") from error
     return vectors, hits
 
 

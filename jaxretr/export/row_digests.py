@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
 from jaxretr.storage.files import atomic_write, sha256
 from jaxretr.stores import manifest
@@ -45,7 +46,7 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
     with atomic_write(folder / IDS) as file:
         file.writelines(json.dumps(name) + "\n" for name in ids)
     with atomic_write(folder / DIGESTS, "wb") as file:
-        np.save(file, digests, allow_pickle=False)
+        write_npy(file, digests)
 
 
 def read(folder: Path) -> tuple[list[str], np.ndarray]:
@@ -54,13 +55,7 @@ def read(folder: Path) -> tuple[list[str], np.ndarray]:
     Raises:
       UserError: they are missing or damaged.
     """
-    path = folder / DIGESTS
-    try:
-        digests = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); export again") from error
-    if digests.ndim != 1 or digests.dtype != np.uint64:
-        raise UserError(f"{path}: holds {digests.dtype} {list(digests.shape)}, not uint64 [N]; export again")
+    digests = read_array(folder / DIGESTS, np.uint64, (None,), "export again", mapped=False)
     return read_ids(folder / IDS, len(digests), "export again"), digests
 
 

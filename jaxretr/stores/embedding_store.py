@@ -30,17 +30,17 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.embed import Side
 from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.storage.files import atomic_write, sha256, write_whole
 from jaxretr.storage.paths import as_path, files_below, is_remote
-from jaxretr.storage.retries import retried
 from jaxretr.storage.shard_cache import ShardCache
 from jaxretr.stores import sealed_json
 from jaxretr.stores.index_folder import read_ids
-from jaxretr.stores.vector_files import VectorDtype, bytes_a_row, dequantise, numpy_dtype, quantise, read_npy, write_npy
+from jaxretr.stores.vector_files import VectorDtype, bytes_a_row, dequantise, quantise
 
 META = "meta.json"
 IDS = "ids.jsonl"
@@ -261,7 +261,7 @@ class EmbeddingStore:
           UserError: a number is not finite or too large for the store's dtype, or the folder cannot be written.
         """
         dtype = self.meta.dtype
-        stored = numpy_dtype("float32" if dtype == "int8" else dtype)
+        stored = np.dtype("float32" if dtype == "int8" else dtype)
         with np.errstate(over="ignore"):  # Reported in the next lines, with its row.
             values = np.ascontiguousarray(embeddings, stored)
         finite = np.isfinite(values).all(axis=1)
@@ -437,20 +437,12 @@ class EmbeddingStore:
         """The shard's memory maps: its numbers, and the scales of int8."""
         start, stop = self.meta.span(shard)
         dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
-        found = []
         paths = self._paths(shard)
         if self._cache is not None:
             digests = self._record(shard)["sha256"]
             paths = self._cache.get({path.name: digests[path.name] for path in paths}, _AGAIN)
-        for path, dtype, shape in zip(paths, dtypes, shapes, strict=False):
-            try:
-                array = retried(path, functools.partial(read_npy, path, dtype))
-            except (OSError, ValueError, EOFError) as error:
-                raise UserError(f"{path}: cannot be read ({_first_line(error)}); {_AGAIN}") from error
-            if array.shape != shape:
-                raise UserError(f"{path}: holds {list(array.shape)}, but {META} says {list(shape)}; {_AGAIN}")
-            found.append(array)
-        return found
+        facts = zip(paths, dtypes, shapes, strict=False)
+        return [read_array(path, dtype, shape, _AGAIN) for path, dtype, shape in facts]
 
     def _cut_if_whole(self, shard: int) -> int | None:
         """The number of texts of a shard that were cut; None where the shard has to be written (again)."""
@@ -519,9 +511,3 @@ def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta, option: str) 
                 f"{folder}: was begun with {setting} {getattr(found, name)}, not {getattr(wanted, name)}; "
                 f"use that again, or {another}"
             )
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from jaxretr.cli import main
+from jaxretr.data.arrays import read_array
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
@@ -44,6 +45,20 @@ def fill(store: EmbeddingStore, shards: list[int] | None = None) -> None:
 
 def files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_any_damage_to_an_arrays_header_is_one_line(tmp_path: Path):
+    np.save(path := tmp_path / "a.npy", EMBEDDINGS)
+    whole, same = path.read_bytes(), 0
+    for bit in range(8 * 128):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            same += np.array_equal(read_array(path, "float32", (ROWS, DIM), "write it again"), EMBEDDINGS)
+        except UserError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    assert same < 20, "flips of its padding"
 
 
 def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
