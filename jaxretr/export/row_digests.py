@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import changes
 from jaxretr.stores import manifest
 from jaxretr.stores.index_folder import read_ids
 
@@ -80,8 +81,7 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
             f"{folder}: holds vectors of {stated.facts.get('dim')} dimensions, the store {dim}, and an index cannot hold "
             "both; leave --since out and build a new index"
         )
-    for name in (DIGESTS, IDS):
-        if name not in stated.files or not (folder / name).is_file() or sha256(folder / name) != stated.files[name]:
-            raise UserError(f"{folder / name}: was changed or is missing; leave --since out and export everything")
+    if problems := changes(folder, {name: stated.files.get(name, "") for name in (DIGESTS, IDS)}):
+        raise UserError(f"{folder}: {', '.join(problems)}; leave --since out and export everything")
     ids, digests = read(folder)
     return dict(zip(ids, digests.tolist(), strict=True))

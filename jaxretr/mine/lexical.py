@@ -22,6 +22,7 @@ from jaxretr.mine.teachers import RunTeacher, Task, file_digest, parse_teachers
 from jaxretr.progress import Progress, counted
 from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import read_json
 
 log = logging.getLogger(__name__)
 
@@ -224,10 +225,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
         with atomic_write(place) as file:
             json.dump(settings, file, indent=1, ensure_ascii=False)
         return
-    try:
-        noted = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place}: cannot be read ({error}); remove {folder} and run the command again") from error
+    noted, _ = read_json(place, f"remove {folder} and run the command again")
     _check_same(folder, noted, settings)
     log.info("%s: continuing an interrupted run", folder)
 

@@ -13,6 +13,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import input_digest
 from jaxretr.errors import UserError
 from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import read_json
 
 INPUTS = "inputs.json"
 """Name of the record in a run's folder."""
@@ -78,10 +79,7 @@ def read_inputs(workdir: Path) -> dict[str, str]:
       UserError: the record is damaged.
     """
     path = workdir / INPUTS
-    try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore the file or use another --workdir") from error
+    return read_json(path, "restore the file or use another --workdir")[0] if path.exists() else {}
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxretr.data.arrays import read_array, stored_dtype
 from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_folder, reserve, restore
+from jaxretr.storage.sealed_folder import read_description
 
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = "embeddings.npy"
@@ -20,7 +21,7 @@ META = "meta.json"
 
 _FORMAT = "jaxretr-exact-index"
 _VERSION = 1
-_AGAIN = "save the index again"
+_AGAIN = "give the folder that save wrote, or save the index again"
 
 
 def write(
@@ -105,21 +106,15 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
 
 def _read_meta(path: Path) -> dict:
     restore(path.parent)
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no readable index ({reason(error)}); give the folder that save wrote") from error
+    meta = read_description(path, (_FORMAT, _VERSION), _AGAIN)
     types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
     if (
-        not isinstance(meta, dict)
-        or meta.get("format") != _FORMAT
-        or meta.get("version") != _VERSION
-        or any(type(meta.get(key)) is not expected for key, expected in types.items())
+        any(type(meta.get(key)) is not expected for key, expected in types.items())
         or meta["dtype"] not in DTYPES
         or not isinstance(fields := meta.get("metadata", []), list)
         or not all(isinstance(field, str) for field in fields)
     ):
-        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; save the index again")
+        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; {_AGAIN}")
     return meta
 
 

@@ -183,8 +183,8 @@ def test_damaged_sets_are_named(tmp_path: Path):
         LexicalSet.open(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())
     for changes, message in (
-        ({"version": 7}, "has version 7, and this program reads version 1"),
-        ({"format": "x"}, "does not describe a lexical set"),
+        ({"version": 7}, "meta.json: not the description of a jaxretr-lexical version 1"),
+        ({"format": "x"}, "meta.json: not the description of a jaxretr-lexical version 1"),
         ({"corpus": None}, "has a wrong value"),
         ({"counts": {"queries": 5}}, "contains 4 queries, but meta.json states 5"),
     ):
@@ -192,7 +192,7 @@ def test_damaged_sets_are_named(tmp_path: Path):
         with pytest.raises(UserError, match=message):
             LexicalSet.open(tmp_path)
     (tmp_path / "meta.json").write_text("{")
-    with pytest.raises(UserError, match=r"meta.json: not a readable lexical set"):
+    with pytest.raises(UserError, match=r"meta.json: cannot be read"):
         LexicalSet.open(tmp_path)
 
 

@@ -17,8 +17,8 @@ from jaxretr.export import golden
 from jaxretr.export.folder import export
 from jaxretr.export.verify_model import verify
 from jaxretr.models.formats.hf_files import TensorFiles, write_safetensors
+from jaxretr.storage import sealed_folder
 from jaxretr.storage.files import sha256
-from jaxretr.stores import sealed_json
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sentence-transformers": {"to": "sentence-transformers"},
@@ -61,16 +61,16 @@ def edit(path: Path, *keys: str, value: Any) -> None:
 
 def seal(path: Path) -> None:
     """Gives a changed golden.json its hash anew."""
-    sealed_json.write(path, sealed_json.read(path, "")[0])
+    sealed_folder.write_record(path, sealed_folder.read_json(path, "")[0])
 
 
 def test_golden_json_names_no_file_outside_of_the_folder(copied: Any, tmp_path: Path) -> None:
     folder = copied(next(iter(LAYOUTS)))
     (tmp_path / "outside").write_text("x")
     for name in ("../outside", str(tmp_path / "outside")):
-        content, _ = sealed_json.read(folder / "golden.json", "")
+        content, _ = sealed_folder.read_json(folder / "golden.json", "")
         content["files"] = {name: "0" * 64}
-        sealed_json.write(folder / "golden.json", content)
+        sealed_folder.write_record(folder / "golden.json", content)
         with pytest.raises(UserError, match=r"golden\.json: was changed, and is no longer what an export writes"):
             verify(folder)
 

@@ -301,8 +301,8 @@ def _cut(path, keep):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "meta.json").unlink(), "meta.json: no readable index"),
-        (lambda d: _cut(d / "meta.json", 20), "meta.json: no readable index"),
+        (lambda d: (d / "meta.json").unlink(), "meta.json: cannot be read"),
+        (lambda d: _cut(d / "meta.json", 20), "meta.json: cannot be read"),
         (lambda d: (d / "meta.json").write_text(json.dumps({"format": "faiss"})), "not the description"),
         (lambda d: (d / "embeddings.npy").unlink(), "embeddings.npy: cannot be read"),
         (lambda d: _cut(d / "embeddings.npy", -8), "embeddings.npy: cannot be read"),

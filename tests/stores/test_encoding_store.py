@@ -15,8 +15,8 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, init_params
+from jaxretr.storage import sealed_folder
 from jaxretr.stores import embedding_store as encoding_store
-from jaxretr.stores import sealed_json
 from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta, is_store
 from jaxretr.stores.fingerprints import model_fingerprint
 
@@ -309,8 +309,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     "content, message",
     [
         (None, "no store is there; run `jaxretr encode` first"),
-        ("{", "not the description of a jaxretr-embeddings version 2"),
-        ("[]", "not the description of a jaxretr-embeddings version 2"),
+        ("{", "cannot be read"),
+        ("[]", "holds no JSON object"),
         ('{"format": "jaxretr-exact-index", "version": 1}', "not the description of a jaxretr-embeddings version 2"),
         ({"rows": 11}, r"meta\.json: was changed after it was written; encode into another folder"),
         ({"more": 1}, r"meta\.json: was changed after it was written"),
@@ -384,9 +384,9 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def resealed(path: Path, **changes: object) -> None:
     """Changes entries of a sealed file; None removes one."""
-    content, intact = sealed_json.read(path, "")
+    content, intact = sealed_folder.read_json(path, "")
     assert intact
-    sealed_json.write(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
+    sealed_folder.write_record(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
 
 
 @pytest.mark.parametrize(

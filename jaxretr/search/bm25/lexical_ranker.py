@@ -26,6 +26,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.search.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.search.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.sealed_folder import read_json
 
 if TYPE_CHECKING:
     from jaxretr.data.corpus import Passage
@@ -146,16 +147,13 @@ def rank(
 
 def _check_folder(folder: Path, what: dict[str, Any]) -> None:
     meta = folder / "meta.json"
-    try:
-        there = json.loads(meta.read_text())
-    except FileNotFoundError:
+    if not meta.exists():
         if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder") from None
+            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         with atomic_write(meta) as file:
             json.dump(what, file, indent=2)
         return
-    except (OSError, ValueError) as error:
-        raise UserError(f"{meta}: cannot be read ({error}); remove {folder} or give another folder") from error
+    there, _ = read_json(meta, f"remove {folder} or give another folder")
     for name, value in json.loads(json.dumps(what)).items():
         if there.get(name) != value:
             raise UserError(
