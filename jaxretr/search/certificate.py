@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import read_json
 from jaxretr.version import __version__
 
 CERTIFICATE = "certificate.json"
@@ -227,10 +227,7 @@ def read(folder: Path, kind: type[C]) -> C:
       UserError: it is missing or broken.
     """
     path = folder / CERTIFICATE
-    try:
-        return dataclass_from(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); build the index again") from error
+    return dataclass_from(kind, read_json(path, "build the index again")[0], str(path))
 
 
 def table(certificate: Certificate) -> str:

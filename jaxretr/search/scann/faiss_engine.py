@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.config import EngineName
-from jaxretr.data.arrays import read_array
+from jaxretr.data.arrays import read_array, write_header
 from jaxretr.errors import UserError, import_extra
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.scann.worker import CODES, TOKENS
@@ -89,8 +89,7 @@ class FaissEngine:
         centres, quantizer = _model(faiss, model, dim)
         leaves = np.empty(n, np.int32)
         with _threads(faiss, cpu_threads()), open(out / CODES, "wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (n, quantizer.code_size)}
-            np.lib.format.write_array_header_1_0(file, header)
+            write_header(file, (n, quantizer.code_size), np.uint8)
             for start in range(0, n, _BLOCK_ROWS):
                 # Opened again for each block: closing the file gives its pages back.
                 rows = np.array(np.load(vectors, mmap_mode="r")[start : start + _BLOCK_ROWS], np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.data.arrays import read_array
+from jaxretr.data.arrays import read_array, write_array
 from jaxretr.search.scann.worker import CODES, TOKENS
 from jaxretr.stores.index_folder import read_ids
 
@@ -164,11 +164,8 @@ class Rows:
         added = dict(self.added.named())
         for name, base in self.base.named():
             if name in names:
-                with open(folder / name, "wb") as file:
-                    facts = np.lib.format.header_data_from_array_1_0(base)
-                    np.lib.format.write_array_header_1_0(file, {**facts, "shape": (len(self), *base.shape[1:])})
-                    for piece in self._blocks(base, added[name]):
-                        file.write(np.ascontiguousarray(piece).data)
+                shape = (len(self), *base.shape[1:])
+                write_array(folder / name, shape, base.dtype, self._blocks(base, added[name]))
         if IDS in names:
             with open(folder / IDS, "w", encoding="utf-8") as file:
                 file.writelines(json.dumps(name) + "\n" for name in self.ids)
