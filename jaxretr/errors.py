@@ -28,6 +28,12 @@ def reason(error: BaseException) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+def some_names(names: list[str]) -> str:
+    """Return up to five names, and the number of the others."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
     # An option's dashes make no word near to another.

@@ -9,16 +9,42 @@ A folder is one of a format and version, which its description (meta.json, manif
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UserError, reason
+from jaxretr.errors import UserError, reason, some_names
 from jaxretr.storage.files import sha256, write_whole
 from jaxretr.storage.paths import as_path, files_below
 from jaxretr.storage.retries import retried
 
 _SEAL = "digest"
+
+
+def check_replaceable(
+    folder: Path, what: str, known: Callable[[list[str]], bool], ours: Sequence[str] = ("*",)
+) -> None:
+    """Refuse a folder that holds anything but what will replace it.
+
+    Args:
+      folder: it may be missing, empty, or an older one of its kind.
+      what: what replaces it, with the article, for the error.
+      known: a function that knows such a folder by its names.
+      ours: patterns of the names that such a folder has.
+
+    Raises:
+      UserError: it holds something else, or is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another name for the folder")
+    there = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    foreign = [name for name in there if not any(fnmatch(name, pattern) for pattern in ours)]
+    if foreign or (there and not known(there)):
+        raise UserError(
+            f"{folder}: holds something else than {what} ({some_names(foreign or there)}); choose another folder, or "
+            "empty it"
+        )
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.data.arrays import read_array, stored_dtype
 from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_folder, reserve, restore
-from jaxretr.storage.sealed_folder import read_description
+from jaxretr.storage.sealed_folder import check_replaceable, read_description
 
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = "embeddings.npy"
@@ -47,8 +47,7 @@ def write(
     """
     target = Path(directory)
     restore(target)
-    if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
-        raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
+    check_replaceable(target, "an index", lambda names: META in names, (EMBEDDINGS, IDS, METADATA, META))
     with atomic_folder(target) as folder:
         _write_files(folder, shape, dtype, ids, metadata, pieces)
 

@@ -289,8 +289,10 @@ def test_a_failed_save_leaves_the_old_index_and_nothing_else(mesh1, tmp_path, mo
     assert len(ExactIndex.load(tmp_path / "index", mesh=mesh1)) == 5
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="other: is not an index"):
-        old.save(tmp_path / "other")
+    for name in ("meta.json", "embeddings-00000-of-00001.npy"):  # As an embedding store has.
+        with pytest.raises(UserError, match=r"other: holds something else than an index \("):
+            old.save(tmp_path / "other")
+        (tmp_path / "other" / name).write_text("{}")
     assert (tmp_path / "other" / "thesis.txt").exists()
 
 

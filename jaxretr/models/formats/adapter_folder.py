@@ -18,6 +18,7 @@ from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, som
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter.json"
 WEIGHTS = "adapter.safetensors"
@@ -111,13 +112,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
 def save(folder: Path, adapter: AdapterParts) -> None:
     """Write the folder under another name and rename it; see `Adapter.save`."""
     folder = Path(os.path.realpath(folder))
-    if folder.is_file():
-        raise UserError(f"{folder}: is a file; choose another name for the adapter's folder")
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    if foreign := [name for name in names if name not in (NOTE, WEIGHTS)]:
-        raise UserError(
-            f"{folder}: holds something else than an adapter ({some_names(foreign)}); choose another folder"
-        )
+    check_replaceable(folder, "an adapter", lambda names: True, (NOTE, WEIGHTS))
     with atomic_folder(folder) as partial:
         write(partial, adapter)
 

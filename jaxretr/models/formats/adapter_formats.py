@@ -29,6 +29,7 @@ from jaxretr.models.formats.rotary_names import RotaryNames
 from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
 from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -182,7 +183,7 @@ def write_peft(
     )
     if given != wanted:
         raise ValueError(f"the parameters are not of this shape: {given} instead of {wanted}")
-    _check_replaceable(folder)
+    check_replaceable(folder, "adapters", lambda names: True, (NOTE, _PEFT_WEIGHTS[0]))
     alpha = shape.lora_rank if shape.lora_alpha is None else shape.lora_alpha
     config = {
         "peft_type": "LORA",
@@ -271,14 +272,6 @@ def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames | T5Names) 
         module.rsplit(".", 1)[-1] if target in attention else module
         for target, module in zip(targets, wanted, strict=True)
     ]
-
-
-def _check_replaceable(folder: Path) -> None:
-    if folder.is_file():
-        raise UserError(f"{folder}: is a file; choose another name for the adapters' folder")
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    if foreign := [name for name in names if name not in (NOTE, _PEFT_WEIGHTS[0])]:
-        raise UserError(f"{folder}: holds something else than adapters ({some_names(foreign)}); choose another folder")
 
 
 # ---- adapter-transformers --------------------------------------------------------------------------------------------

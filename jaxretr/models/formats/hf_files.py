@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy: without it safetensors cannot hand it out)
 import numpy as np
 
-from jaxretr.errors import UserError, did_you_mean, import_extra, reason
+from jaxretr.errors import UserError, did_you_mean, import_extra, reason, some_names
 from jaxretr.notes import note
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.files import atomic_write, restore
@@ -456,12 +456,6 @@ def _numpy(array: Any) -> np.ndarray:
         return (array.float() if array.is_floating_point() else array).numpy()
     array = np.asarray(array)
     return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
-
-
-def some_names(names: list[str]) -> str:
-    """Return up to five names, and the number of the others."""
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + rest
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
