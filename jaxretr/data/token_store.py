@@ -20,7 +20,7 @@ from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.progress import Progress
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -345,8 +345,7 @@ class _Build:
             "num_ids": int(offsets[-1]),
             "truncated": truncated,
         }
-        with atomic_write(assembled / "meta.json") as file:
-            json.dump(meta, file, indent=2)
+        write_json(assembled / "meta.json", meta, indent=2)
         try:
             os.rename(assembled, self.target)
         except OSError as error:

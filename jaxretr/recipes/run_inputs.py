@@ -12,7 +12,7 @@ from jaxretr.config import Config
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import input_digest
 from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 from jaxretr.storage.sealed_folder import read_json
 
 INPUTS = "inputs.json"
@@ -68,8 +68,7 @@ def write_inputs(workdir: Path, inputs: Inputs) -> None:
     """Record the inputs that a run begins with; a folder that has a record keeps it."""
     path = workdir / INPUTS
     if not path.exists():
-        with atomic_write(path) as file:
-            json.dump({name: digest(value) for name, value in inputs.read.items()}, file, indent=1)
+        write_json(path, {name: digest(value) for name, value in inputs.read.items()}, indent=1)
 
 
 def read_inputs(workdir: Path) -> dict[str, str]:

@@ -4,7 +4,6 @@ The parts that belong to one kind of index are in files of their own: scann/cert
 """
 
 import importlib.metadata
-import json
 import math
 import platform
 import time
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.parallel.machine import cpu_name, cpu_threads
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
 from jaxretr.storage.sealed_folder import read_json
 from jaxretr.version import __version__
 
@@ -210,8 +209,7 @@ def machine_facts(*packages: str) -> dict[str, Any]:
 
 def write(folder: Path, certificate: Certificate) -> None:
     """Write certificate.json and certificate.md."""
-    with atomic_write(folder / CERTIFICATE) as file:
-        json.dump(asdict(certificate), file, indent=1, ensure_ascii=False)
+    write_json(folder / CERTIFICATE, asdict(certificate), indent=1, ensure_ascii=False)
     with atomic_write(folder / TABLE) as file:
         file.write(table(certificate))
 

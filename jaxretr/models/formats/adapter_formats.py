@@ -5,7 +5,6 @@ tensors of every layer separately. Anything that our adapters cannot represent i
 is not listed below must be absent, null, false, 0 or empty.
 """
 
-import json
 import math
 import os
 import re
@@ -28,7 +27,7 @@ from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.formats.rotary_names import RotaryNames
 from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, write_json
 from jaxretr.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter_config.json"
@@ -203,8 +202,7 @@ def write_peft(
         "target_modules": _peft_names(shape.lora_targets, names_of(backbone)),
     }
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(config, file, indent=2)
+        write_json(partial / NOTE, config, indent=2)
         rows = _lora_rows(shape, names_of(backbone), _PEFT_PREFIX, ".", ".weight")
         write_safetensors(partial / _PEFT_WEIGHTS[0], write_rows(rows, adapter_params), {"format": "pt"})
 

@@ -1,6 +1,5 @@
 """The folder of a combined encoder: jaxretr.json and the folder of each part."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -12,7 +11,7 @@ from jaxretr.models.formats.dual_encoder_folder import COMBINED_FORMAT
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import read_json, resolve
 from jaxretr.storage import sealed_folder
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, write_json
 
 _VERSION = 1
 
@@ -81,8 +80,7 @@ def write(
         "names": list(names),
     }
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(content, file, indent=2)
+        write_json(partial / NOTE, content, indent=2)
         for place, save_part in zip(places, save_parts, strict=True):
             save_part(partial / place)
 

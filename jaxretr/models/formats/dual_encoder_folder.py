@@ -1,7 +1,6 @@
 """Folders of dual encoders: our own, and those of other libraries that can be read."""
 
 import dataclasses
-import json
 import logging
 import os
 from pathlib import Path
@@ -38,7 +37,7 @@ from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 from jaxretr.notes import note
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_folder, atomic_write, restore
+from jaxretr.storage.files import atomic_folder, restore, write_json
 from jaxretr.storage.sealed_folder import check_replaceable
 
 _WEIGHTS = "model.safetensors"
@@ -462,8 +461,7 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
     content = {"format": _FORMAT, "version": _VERSION, "config": model.config.to_json()}
     params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(content, file, indent=2)
+        write_json(partial / NOTE, content, indent=2)
         _write_tensors(partial / _WEIGHTS, params)
         # Separate, so that the few megabytes of a relevance module can be moved to another encoder.
         if adapter is not None:
