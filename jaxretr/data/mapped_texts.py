@@ -76,8 +76,9 @@ def mapped_bytes(path: Path, offsets: np.ndarray) -> np.ndarray:
       OSError, ValueError: the file cannot be read, or has another size.
     """
     size = path.stat().st_size
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != size:
-        raise ValueError(f"{path.name} has {size} bytes, not {offsets[-1:]}")
+    end = int(offsets[-1]) if len(offsets) else -1
+    if end != size or offsets[0] != 0:
+        raise ValueError(f"{path.name} has {size} bytes, not {end}")
     return np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
 
 
