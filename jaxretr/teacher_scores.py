@@ -19,7 +19,7 @@ from jaxretr.recipes.teacher_table import made_of
 from jaxretr.storage.files import check_output
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.stores.fingerprints import texts_fingerprint
 
 
@@ -95,7 +95,7 @@ def mine_scores(
 
 def _config(folder: Path) -> ArtConfig:
     path = folder / "config.json"
-    config = from_json(read_json(path, "give the folder of a training run")[0], str(path))
+    config = from_json(read_object(path, "give the folder of a training run"), str(path))
     if not isinstance(config, ArtConfig):
         raise UserError(f"{folder}: not an ART run, which alone has a teacher whose scores are kept; give one's folder")
     return config

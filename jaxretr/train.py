@@ -47,7 +47,7 @@ from jaxretr.recipes.run_inputs import Inputs, at_new_paths, check_inputs, write
 from jaxretr.storage.files import write_json
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
@@ -414,7 +414,7 @@ def last_values(workdir: Path) -> dict[str, float]:
 def read_best(workdir: Path) -> dict[str, Any] | None:
     """The best evaluation of an earlier part of the run."""
     path = workdir / "best.json"
-    return read_json(path, "restore the file or use another --workdir")[0] if path.exists() else None
+    return read_object(path, "restore the file or use another --workdir") if path.exists() else None
 
 
 def claim(workdir: Path, config: Config, writes: bool) -> None:

@@ -21,7 +21,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.storage.files import atomic_write
-from jaxretr.storage.sealed_folder import hashes, names, read_description, read_json, write_description
+from jaxretr.storage.sealed_folder import hashes, names, read_description, read_object, read_sealed, write_description
 from jaxretr.version import __version__
 
 GOLDEN = "golden.json"
@@ -201,7 +201,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
     Raises:
       UserError: it is broken.
     """
-    prompts: Any = read_json(folder / GOLDEN, "export the model again")[0].get("prompts")
+    prompts: Any = read_object(folder / GOLDEN, "export the model again").get("prompts")
     if not _named_texts(prompts):
         raise UserError(f"{folder / GOLDEN}: was changed, and is no longer what an export writes; export it again")
     return prompts
@@ -209,7 +209,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 def is_as_written(folder: Path) -> bool:
     """Whether golden.json is unchanged to the byte."""
-    return read_json(folder / GOLDEN, "export the model again")[1]
+    return read_sealed(folder / GOLDEN, "export the model again")[1]
 
 
 def _is_golden(content: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.search.exact import search_blocks
 from jaxretr.storage.files import atomic_write, write_json
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 
 HITS = "golden_hits.json"
 VECTORS = "golden_questions.npy"
@@ -83,7 +83,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
       UserError: a file is missing or broken.
     """
     vectors = read_array(folder / VECTORS, np.float32, (None, None), "export again", mapped=False)
-    content, _ = read_json(folder / HITS, "export again")
+    content = read_object(folder / HITS, "export again")
     try:
         hits = Hits(content["ids"], content["scores"])
         if not len(vectors) == len(hits.ids) == len(hits.scores):

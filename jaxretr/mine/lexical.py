@@ -22,7 +22,7 @@ from jaxretr.mine.teachers import RunTeacher, Task, file_digest, parse_teachers
 from jaxretr.progress import Progress, counted
 from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.storage.files import write_json
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
     if not place.is_file():
         write_json(place, settings, indent=1, ensure_ascii=False)
         return
-    noted, _ = read_json(place, f"remove {folder} and run the command again")
+    noted = read_object(place, f"remove {folder} and run the command again")
     _check_same(folder, noted, settings)
     log.info("%s: continuing an interrupted run", folder)
 

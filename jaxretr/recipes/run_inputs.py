@@ -13,7 +13,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import input_digest
 from jaxretr.errors import UserError
 from jaxretr.storage.files import write_json
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 
 INPUTS = "inputs.json"
 """Name of the record in a run's folder."""
@@ -78,7 +78,7 @@ def read_inputs(workdir: Path) -> dict[str, str]:
       UserError: the record is damaged.
     """
     path = workdir / INPUTS
-    return read_json(path, "restore the file or use another --workdir")[0] if path.exists() else {}
+    return read_object(path, "restore the file or use another --workdir") if path.exists() else {}
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:

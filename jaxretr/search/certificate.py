@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.storage.files import atomic_write, write_json
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.version import __version__
 
 CERTIFICATE = "certificate.json"
@@ -225,7 +225,7 @@ def read(folder: Path, kind: type[C]) -> C:
       UserError: it is missing or broken.
     """
     path = folder / CERTIFICATE
-    return dataclass_from(kind, read_json(path, "build the index again")[0], str(path))
+    return dataclass_from(kind, read_object(path, "build the index again"), str(path))
 
 
 def table(certificate: Certificate) -> str:

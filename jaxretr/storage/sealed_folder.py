@@ -56,19 +56,31 @@ def write_record(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, lambda file: file.write(text))
 
 
-def read_json(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
-    """Read a JSON object, sealed or not.
+def read_sealed(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
+    """Read what `write_record` wrote: content without its seal, and whether not a byte was changed.
+
+    Raises:
+      UserError: see `read_object`.
+    """
+    content, text = _read(path, remedy)
+    content.pop(_SEAL, None)
+    return content, text == _text(content)
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object that has no seal.
 
     Args:
       path: the file.
       remedy: the remedy that errors state.
 
-    Returns:
-      The content without its seal, and whether it has one and not a byte of the file was changed.
-
     Raises:
       UserError: it is missing, or no JSON object.
     """
+    return _read(path, remedy)[0]
+
+
+def _read(path: Path, remedy: str) -> tuple[dict[str, Any], str]:
     try:
         text = retried(path, path.read_bytes).decode("utf-8")
         content = json.loads(text)
@@ -76,13 +88,12 @@ def read_json(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no JSON object; {remedy}")
-    content.pop(_SEAL, None)
-    return content, text == _text(content)
+    return content, text
 
 
 def read_record(path: Path, remedy: str) -> dict[str, Any]:
     """Read what `write_record` wrote; a changed byte is an error as well."""
-    content, intact = read_json(path, remedy)
+    content, intact = read_sealed(path, remedy)
     if not intact:
         raise UserError(f"{path}: was changed after it was written; {remedy}")
     return content
@@ -117,7 +128,7 @@ def read_description(path: Path, kind: tuple[str, int], remedy: str, *, sealed: 
     Raises:
       UserError: it is missing, broken, of another format or version, or sealed and changed.
     """
-    content, intact = read_json(path, remedy)
+    content, intact = read_sealed(path, remedy)
     if (content.pop("format", None), content.pop("version", None)) != kind:
         raise UserError(f"{path}: not the description of a {kind[0]} version {kind[1]}; {remedy}")
     if sealed and not intact:
@@ -128,7 +139,7 @@ def read_description(path: Path, kind: tuple[str, int], remedy: str, *, sealed: 
 def is_described(path: str | os.PathLike[str], format: str) -> bool:
     """Whether a file is a description of this format, of any version."""
     try:
-        return read_json(as_path(path), "")[0].get("format") == format
+        return read_object(as_path(path), "").get("format") == format
     except UserError:
         return False
 

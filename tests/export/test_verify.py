@@ -60,14 +60,14 @@ def edit(path: Path, *keys: str, value: Any) -> None:
 
 def seal(path: Path) -> None:
     """Gives a changed golden.json its hash anew."""
-    sealed_folder.write_record(path, sealed_folder.read_json(path, "")[0])
+    sealed_folder.write_record(path, sealed_folder.read_sealed(path, "")[0])
 
 
 def test_golden_json_names_no_file_outside_of_the_folder(copied: Any, tmp_path: Path) -> None:
     folder = copied(next(iter(LAYOUTS)))
     (tmp_path / "outside").write_text("x")
     for name in ("../outside", str(tmp_path / "outside")):
-        content, _ = sealed_folder.read_json(folder / "golden.json", "")
+        content, _ = sealed_folder.read_sealed(folder / "golden.json", "")
         content["files"] = {name: "0" * 64}
         sealed_folder.write_record(folder / "golden.json", content)
         with pytest.raises(UserError, match=r"golden\.json: was changed, and is no longer what an export writes"):

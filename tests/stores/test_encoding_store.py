@@ -384,7 +384,7 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def resealed(path: Path, **changes: object) -> None:
     """Changes entries of a sealed file; None removes one."""
-    content, intact = sealed_folder.read_json(path, "")
+    content, intact = sealed_folder.read_sealed(path, "")
     assert intact
     sealed_folder.write_record(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
 

@@ -26,7 +26,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.search.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.search.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.storage.files import atomic_folder, atomic_write, write_json
-from jaxretr.storage.sealed_folder import read_json
+from jaxretr.storage.sealed_folder import read_object
 
 if TYPE_CHECKING:
     from jaxretr.data.corpus import Passage
@@ -152,7 +152,7 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
             raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         write_json(meta, what, indent=2)
         return
-    there, _ = read_json(meta, f"remove {folder} or give another folder")
+    there = read_object(meta, f"remove {folder} or give another folder")
     for name, value in json.loads(json.dumps(what)).items():
         if there.get(name) != value:
             raise UserError(
