@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxretr.errors import UserError, reason, some_names
 from jaxretr.storage.files import sha256, write_whole
-from jaxretr.storage.paths import as_path, files_below
+from jaxretr.storage.paths import as_path, files_below, is_remote
 from jaxretr.storage.retries import retried
 
 _SEAL = "digest"
@@ -149,8 +149,10 @@ def is_described(path: str | os.PathLike[str], format: str) -> bool:
 
 def names(folder: Path) -> list[str]:
     """The paths of all files below a folder, seen from there, in order."""
-    root = len(str(folder).rstrip("/")) + 1
-    return sorted(str(path)[root:] for path in files_below(folder))
+    if is_remote(folder):
+        root = len(str(folder).rstrip("/")) + 1
+        return sorted(str(path)[root:] for path in files_below(folder))
+    return sorted(path.relative_to(folder).as_posix() for path in files_below(folder))
 
 
 def hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ from jaxretr.models.embed import Side
 from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.storage import sealed_folder
 from jaxretr.storage.files import atomic_write, write_whole
-from jaxretr.storage.paths import as_path, files_below, is_remote
+from jaxretr.storage.paths import as_path, is_remote
 from jaxretr.storage.shard_cache import ShardCache
 from jaxretr.stores.index_folder import read_ids
 from jaxretr.stores.vector_files import VectorDtype, bytes_a_row, dequantise, quantise
@@ -454,8 +454,7 @@ def is_store(folder: str | Path) -> bool:
 
 def _names(folder: Path) -> set[str]:
     """The names in a folder; in a bucket by a single request, whatever the number of shards."""
-    paths = files_below(folder) if is_remote(folder) else folder.iterdir()
-    return {str(path)[len(str(folder).rstrip("/")) + 1 :] for path in paths}
+    return set(sealed_folder.names(folder)) if is_remote(folder) else {path.name for path in folder.iterdir()}
 
 
 def _read_meta(folder: Path) -> StoreMeta:

@@ -17,6 +17,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.storage import sealed_folder
 from jaxretr.stores import embedding_store as encoding_store
+from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta, is_store
 from jaxretr.stores.fingerprints import model_fingerprint
 
@@ -45,6 +46,17 @@ def fill(store: EmbeddingStore, shards: list[int] | None = None) -> None:
 
 def files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_current_folder_may_be_a_store_or_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file").write_text("x")
+    manifest.write(tmp_path, "kind", {})
+    monkeypatch.chdir(tmp_path)
+    assert EmbeddingStore.open(".").read_ids() == IDS
+    assert manifest.changed_files(Path(), manifest.read(Path())) == []
+    assert "deep/file" in manifest.read(Path()).files
 
 
 def test_any_damage_to_an_arrays_header_is_one_line(tmp_path: Path):
