@@ -62,7 +62,7 @@ def test_the_current_folder_may_be_a_store_or_an_export(tmp_path: Path, monkeypa
 def test_any_damage_to_an_arrays_header_is_one_line(tmp_path: Path):
     np.save(path := tmp_path / "a.npy", EMBEDDINGS)
     whole, same = path.read_bytes(), 0
-    for bit in range(8 * 128):
+    for bit in range(0, 8 * 128, 3):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
