@@ -16,8 +16,8 @@ from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.retries import retried
 
-BROKEN = (OSError, ValueError, EOFError, SyntaxError, TokenError)
-"""The errors that numpy raises for a file that is missing or no array; the last two for some headers."""
+BROKEN = (ValueError, EOFError, SyntaxError, TokenError)
+"""The errors that numpy raises for a file that is no array; the last two for some headers."""
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:
@@ -79,7 +79,7 @@ def read_array(
     dtype = np.dtype(dtype)
     try:
         array = retried(path, lambda: np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
-    except BROKEN as error:
+    except (OSError, *BROKEN) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error
     fits = len(array.shape) == len(shape) and all(
         axis in (None, found) for axis, found in zip(shape, array.shape, strict=True)

@@ -86,7 +86,7 @@ class TokenStore:
             # An empty file cannot be mapped.
             self.ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
         # Any bytes of a damaged file end in one of these.
-        except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, *BROKEN) as error:
             what = getattr(error, "strerror", None) or str(error)
             raise DamagedStoreError(f"{self.folder}: not a complete token store ({what}); build it again") from error
         # No permission, a missing network disk: the store may be intact, and must not be removed.
@@ -393,7 +393,7 @@ def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.n
     try:
         with open(path, "rb") as file:
             lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))
-    except BROKEN:
+    except (OSError, *BROKEN):
         return None
     if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
         return None
