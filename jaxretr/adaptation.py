@@ -1,7 +1,6 @@
 """`jaxretr.adapt`: a model for one's own corpus, by masked language modelling of its encoder alone (DDR)."""
 
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from jaxretr.models.formats.dual_encoder_folder import check_finished
 from jaxretr.models.formats.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
 from jaxretr.search.searching import search_store
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode, encode_texts
 from jaxretr.train import train
@@ -174,8 +173,7 @@ def adapt(
     # ---- before and after --------------------------------------------------------------------------------------------
     if questions:
         report["retrieval"] = _compare_models(before, after, store, passages, questions, judged)
-    with atomic_write(out / "report.json") as file:
-        json.dump(report, file, indent=1)
+    write_json(out / "report.json", report, indent=1)
     return Adapted(out, after, store, report)
 
 

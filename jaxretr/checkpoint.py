@@ -8,7 +8,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from jaxretr.config import LOWER_IS_BETTER, Config, to_json
-from jaxretr.errors import UserError
+from jaxretr.errors import UserError, reason
 from jaxretr.parallel.hosts import is_of_collective, wait_for_all
 from jaxretr.parallel.sharding import dotted
 from jaxretr.storage.orbax_buckets import teach_orbax
@@ -185,7 +185,7 @@ class Checkpoints:
             if self._remote
             else "move that folder away to resume from the checkpoint before it"
         )
-        return UserError(f"{self._checkpointer.directory}/{step}: cannot be read ({_first_line(error)}); {remedy}")
+        return UserError(f"{self._checkpointer.directory}/{step}: cannot be read ({reason(error)}); {remedy}")
 
     def _disk_error(self, error: Exception) -> UserError:
         if is_of_collective(error):
@@ -193,7 +193,7 @@ class Checkpoints:
         # Orbax reports a full disk as a ValueError of many lines.
         remedy = "see that the bucket can be written" if self._remote else "free disk space"
         return UserError(
-            f"{self._checkpointer.directory}: the checkpoint cannot be written ({_first_line(error)}); "
+            f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason(error)}); "
             f"{remedy} and run again, or pass another --workdir"
         )
 
@@ -208,10 +208,6 @@ class Checkpoints:
         finally:
             if self._seals is not None:
                 self._seals.close()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _without_newer_fields(saved: Any, like: Any) -> Any:

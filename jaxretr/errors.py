@@ -22,6 +22,18 @@ class UnavailableError(UserError):
     """A resource cannot be reached now, or takes too long, but may be back later; the service answers with 503."""
 
 
+def reason(error: BaseException) -> str:
+    """The reason that an error states, in one line: the operating system's, or the first line of its message."""
+    text = getattr(error, "strerror", None) or str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def some_names(names: list[str]) -> str:
+    """Return up to five names, and the number of the others."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
     # An option's dashes make no word near to another.

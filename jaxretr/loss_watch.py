@@ -1,6 +1,5 @@
 """Stops a run whose loss is NaN or infinite, or has jumped, and keeps what is needed to find the cause."""
 
-import json
 import math
 import statistics
 from collections import deque
@@ -12,7 +11,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
 
 # Number of steps whose median loss is the usual one, and of steps before a loss can be a jump.
 _WINDOW, _LEAST = 100, 20
@@ -77,8 +76,7 @@ def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes
         with atomic_write(folder / f"step-{bad.step}.npz", "wb") as file:
             np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
         report = {"step": bad.step, "loss": str(bad.loss), "usual_loss": bad.usual, "checkpoint": checkpoint}
-        with atomic_write(folder / f"step-{bad.step}.json") as file:
-            json.dump(report, file, indent=1)
+        write_json(folder / f"step-{bad.step}.json", report, indent=1)
     before = "" if bad.usual is None else f" (usually {bad.usual:.4g})"
     return UserError(
         f"{workdir}: the loss of step {bad.step} is {bad.loss:.4g}{before}; its batch is kept in {folder}: look at it with "

@@ -1,6 +1,5 @@
 """A training step that went wrong, repeated from the checkpoint before it."""
 
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from jaxretr.parallel.mesh import make_mesh
 from jaxretr.parallel.sharding import dotted
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.train import build
 
 log = logging.getLogger(__name__)
@@ -76,10 +76,7 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
     """
     with RunFolder(as_path(workdir), writes=False, reads=(FOLDER,)) as folder:
         path = folder.local / "config.json"
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); give the --workdir of a training run") from error
+        values = read_object(path, "give the --workdir of a training run")
         config = from_json(values, str(folder.local))
         last = step or _last_failed(folder.local)
         with together():

@@ -1,6 +1,5 @@
 """The scores that an ART run's teacher gave, as training data for distillation."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from jaxretr.recipes.teacher_table import made_of
 from jaxretr.storage.files import check_output
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.stores.fingerprints import texts_fingerprint
 
 
@@ -95,10 +95,7 @@ def mine_scores(
 
 def _config(folder: Path) -> ArtConfig:
     path = folder / "config.json"
-    try:
-        config = from_json(json.loads(path.read_text()), str(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); give the folder of a training run") from error
+    config = from_json(read_object(path, "give the folder of a training run"), str(path))
     if not isinstance(config, ArtConfig):
         raise UserError(f"{folder}: not an ART run, which alone has a teacher whose scores are kept; give one's folder")
     return config

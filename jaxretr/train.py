@@ -44,9 +44,10 @@ from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import Outline
 from jaxretr.recipes.run_inputs import Inputs, at_new_paths, check_inputs, write_inputs
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
@@ -401,8 +402,7 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
 
 def write_best(workdir: Path, best: dict[str, Any]) -> None:
     """Note the best evaluation so far."""
-    with atomic_write(workdir / "best.json") as file:
-        json.dump(best, file)
+    write_json(workdir / "best.json", best)
 
 
 def last_values(workdir: Path) -> dict[str, float]:
@@ -414,7 +414,7 @@ def last_values(workdir: Path) -> dict[str, float]:
 def read_best(workdir: Path) -> dict[str, Any] | None:
     """The best evaluation of an earlier part of the run."""
     path = workdir / "best.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_object(path, "restore the file or use another --workdir") if path.exists() else None
 
 
 def claim(workdir: Path, config: Config, writes: bool) -> None:
@@ -442,8 +442,7 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
 
 def write_config(workdir: Path, config: Config) -> None:
     """Note the config that the folder was begun with."""
-    with atomic_write(workdir / "config.json") as file:
-        json.dump(to_json(config), file, indent=2)
+    write_json(workdir / "config.json", to_json(config), indent=2)
 
 
 def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
@@ -459,5 +458,4 @@ def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
         "processor": f"{cpu_name()}, {cpu_threads()} threads",
         **{name.removeprefix("version of "): value for name, value in program_facts().items()},
     }
-    with atomic_write(path) as file:
-        json.dump([*starts, facts], file, indent=1)
+    write_json(path, [*starts, facts], indent=1)

@@ -1,12 +1,23 @@
-"""Arrays on disk, written block by block."""
+"""Arrays on disk: written block by block, read through memory maps.
+
+A .npy file knows no bfloat16: its bits are stored as uint16.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tokenize import TokenError
+from typing import IO
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
+from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_write
+from jaxretr.storage.retries import retried
+
+BROKEN = (ValueError, EOFError, SyntaxError, TokenError)
+"""The errors that numpy raises for a file that is no array; the last two for some headers."""
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:
@@ -21,14 +32,61 @@ def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iter
     Raises:
       UserError: the file cannot be written.
     """
-    dtype = np.dtype(dtype)
     with atomic_write(path, "wb") as file:
-        # np.save would raise an error without the operating system's reason on a full disk.
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
-        np.lib.format.write_array_header_1_0(file, header)
+        write_header(file, shape, dtype)
         rows = 0
         for block in blocks:
             rows += len(block)
             file.write(np.ascontiguousarray(block, dtype).data)
         if rows != shape[0]:
             raise ValueError(f"{path}: {rows} rows were given for {shape[0]}")
+
+
+def write_npy(file: IO[bytes], values: np.ndarray) -> None:
+    """Write an array as a .npy file, for which np.save has no bfloat16 and on a full disk no reason."""
+    values = np.ascontiguousarray(values)
+    stored = values.view(stored_dtype(values.dtype))
+    write_header(file, stored.shape, stored.dtype)
+    file.write(stored.data)
+
+
+def write_header(file: IO[bytes], shape: Sequence[int], dtype: DTypeLike) -> None:
+    """Write the head of a .npy file, whose numbers follow in C order."""
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def stored_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype by which a .npy file holds numbers of a dtype."""
+    return np.dtype(np.uint16) if np.dtype(dtype) == ml_dtypes.bfloat16 else np.dtype(dtype)
+
+
+def read_array(
+    path: Path, dtype: DTypeLike, shape: Sequence[int | None], remedy: str, *, mapped: bool = True
+) -> np.ndarray:
+    """Read an array that one of these functions wrote.
+
+    Args:
+      path: the file.
+      dtype: the dtype of its numbers, by name or itself.
+      shape: the array's shape; None for an axis of any length.
+      remedy: the remedy that errors state.
+      mapped: whether to map the file into memory rather than to read it.
+
+    Raises:
+      UserError: the file is missing, cut short, or holds something else.
+    """
+    dtype = np.dtype(dtype)
+    try:
+        array = retried(path, lambda: np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
+    except (OSError, *BROKEN) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error
+    fits = len(array.shape) == len(shape) and all(
+        axis in (None, found) for axis, found in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != stored_dtype(dtype):
+        wanted = ", ".join("any" if axis is None else str(axis) for axis in shape)
+        raise UserError(
+            f"{path}: holds {array.dtype} {list(array.shape)} in place of {dtype.name} [{wanted}]; {remedy}"
+        )
+    return array.view(dtype)

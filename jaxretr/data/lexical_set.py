@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from jaxretr.data.arrays import write_array
+from jaxretr.data.arrays import read_array, write_array
 from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import is_described, read_description
 
 META = "meta.json"
 SOURCES = "sources.npy"
@@ -28,6 +28,7 @@ DEV = "dev"
 
 _FORMAT = "jaxretr-lexical"
 _VERSION = 1
+_AGAIN = "give a folder that `jaxretr mine lexical` wrote, or make the set again with it"
 
 # Queries written at a time.
 _BLOCK = 1 << 16
@@ -154,20 +155,17 @@ class LexicalSet:
           UserError: there is none, it has another version, or a file is missing or damaged.
         """
         folder = Path(folder).expanduser()
-        meta = _read_meta(folder)
+        meta = read_description(folder / META, (_FORMAT, _VERSION), _AGAIN)
         try:
             names, queries = list(meta["teachers"]), int(meta["counts"]["queries"])
             positives, negatives = int(meta["positives"]), int(meta["negatives"])
             fingerprint, rows = str(meta["corpus"]["fingerprint"]), int(meta["corpus"]["rows"])
             settings, counts = dict(meta["settings"]), dict(meta["counts"])
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / META}: lacks or has a wrong value ({error}); make the set again") from error
+            raise UserError(f"{folder / META}: lacks or has a wrong value ({error}); {_AGAIN}") from error
         store = QueryStore(folder)
         if len(store) != queries:
-            raise UserError(
-                f"{folder}: contains {len(store)} queries, but {META} states {queries}; make it again with "
-                "`jaxretr mine lexical`"
-            )
+            raise UserError(f"{folder}: contains {len(store)} queries, but {META} states {queries}; {_AGAIN}")
         shape = (queries, positives + negatives)
         teachers = [
             Teacher(
@@ -258,11 +256,7 @@ class LexicalSet:
 
 def is_lexical_set(folder: str | Path) -> bool:
     """Whether a folder's meta.json is that of a lexical set of any version."""
-    try:
-        content = json.loads((Path(folder).expanduser() / META).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == _FORMAT
+    return is_described(Path(folder).expanduser() / META, _FORMAT)
 
 
 def usable_queries(ranking: Ranking, selection: Selection) -> np.ndarray:
@@ -291,34 +285,6 @@ def _teacher(number: int) -> str:
     return f"teacher-{number:02d}"
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    again = "make the set again with `jaxretr mine lexical`"
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        what = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{path}: cannot be read ({what}); {again}") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise UserError(
-            f"{path}: contains {array.dtype} {list(array.shape)}, but {META} states {np.dtype(dtype)} {list(shape)}; {again}"
-        )
-    return np.asarray(array)
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    path = folder / META
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        what = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(
-            f"{path}: not a readable lexical set ({what}); make one with `jaxretr mine lexical`, or run the "
-            "interrupted command again"
-        ) from error
-    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
-        raise UserError(f"{path}: does not describe a lexical set; give a folder that `jaxretr mine lexical` wrote")
-    if meta.get("version") != _VERSION:
-        raise UserError(
-            f"{path}: has version {meta.get('version')}, and this program reads version {_VERSION}; make it again"
-        )
-    return meta
+def _mapped(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Map an array; a plain array over the map, which is faster to index."""
+    return np.asarray(read_array(path, dtype, shape, _AGAIN))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxretr.notes import note
-from jaxretr.storage.files import atomic_write, open_descriptor, sha256
+from jaxretr.storage.files import open_descriptor, sha256, write_json
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,7 @@ def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
     path = Path(path).expanduser()
     if open_descriptor(path) is not None:
         return
-    with atomic_write(_record(path)) as file:
-        json.dump({_OF: sha256(path), **facts}, file, indent=1)
+    write_json(_record(path), {_OF: sha256(path), **facts}, indent=1)
 
 
 def read_record(path: str | Path) -> dict[str, str] | None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.mapped_texts import MappedTexts, mapped_bytes
+from jaxretr.data.mapped_texts import MappedTexts, TextsWriter, mapped_bytes
 from jaxretr.data.text_rows import find_input, input_facts
 from jaxretr.errors import UserError
 
@@ -67,7 +67,7 @@ def _open(folder: Path) -> Corpus | None:
         return Corpus(columns[0], columns[1], columns[2], fingerprint=str(meta["fingerprint"]))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: not a complete corpus (%s); making it again", folder, error)
     return None
 
@@ -98,22 +98,14 @@ def _write(folder: Path, stream: CorpusStream) -> None:
 
 def _column(folder: Path, name: str) -> MappedTexts:
     """Open a column: NAME.bytes, its UTF-8 bytes, and NAME.offsets, int64 [N + 1]."""
-    offsets, content = np.memmap(folder / f"{name}.offsets", np.int64, "r"), mapped_bytes(folder / f"{name}.bytes")
-    if len(content) != offsets[-1]:
-        raise ValueError(f"{name}.bytes has {len(content)} bytes, not {offsets[-1]}")
-    return MappedTexts(offsets, content)
+    offsets = np.memmap(folder / f"{name}.offsets", np.int64, "r")
+    return MappedTexts(offsets, mapped_bytes(folder / f"{name}.bytes", offsets))
 
 
 @contextlib.contextmanager
 def _written_column(folder: Path, name: str) -> Iterator[Callable[[str], None]]:
     """Write a column; yield the function that adds a text to it."""
     with open(folder / f"{name}.bytes", "wb") as content, open(folder / f"{name}.offsets", "wb") as offsets:
-        end = 0
-        offsets.write(bytes(8))
-
-        def add(text: str) -> None:
-            nonlocal end
-            end += content.write(text.encode())
-            offsets.write(np.int64(end).tobytes())
-
-        yield add
+        writer = TextsWriter(content, offsets)
+        yield writer.append
+        writer.flush()

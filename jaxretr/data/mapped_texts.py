@@ -6,15 +6,18 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, SupportsIndex, overload
+from typing import IO, SupportsIndex, overload
 
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.data.arrays import read_array, write_header
+from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_write
 
 TEXTS = "queries.bin"
 OFFSETS = "queries-offsets.npy"
+
+_AGAIN = "make the queries again"
 
 # Offsets that are buffered before they are written.
 _BUFFERED = 1 << 16
@@ -66,9 +69,17 @@ class MappedTexts(Sequence[str]):
         return [content[first:last].decode("utf-8", "surrogatepass") for first, last in places]
 
 
-def mapped_bytes(path: Path) -> np.ndarray:
-    """Map the bytes of a file, uint8; an empty file, which cannot be mapped, is an empty array."""
-    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+def mapped_bytes(path: Path, offsets: np.ndarray) -> np.ndarray:
+    """Map the texts that these offsets divide, uint8; an empty file, which cannot be mapped, is an empty array.
+
+    Raises:
+      OSError, ValueError: the file cannot be read, or has another size.
+    """
+    size = path.stat().st_size
+    end = int(offsets[-1]) if len(offsets) else -1
+    if end != size or offsets[0] != 0:
+        raise ValueError(f"{path.name} has {size} bytes, not {end}")
+    return np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
 
 
 class QueryStore(MappedTexts):
@@ -84,18 +95,11 @@ class QueryStore(MappedTexts):
           UserError: a file of it is missing or damaged.
         """
         self.folder = Path(folder)
+        offsets = read_array(self.folder / OFFSETS, np.int64, (None,), _AGAIN)
         try:
-            offsets = np.load(self.folder / OFFSETS, mmap_mode="r", allow_pickle=False)
-            size = (self.folder / TEXTS).stat().st_size
-            if offsets.ndim != 1 or offsets.dtype != np.int64 or not len(offsets):
-                raise ValueError(f"{OFFSETS} holds {offsets.dtype} {list(offsets.shape)}")
-            if offsets[0] != 0 or offsets[-1] != size:
-                raise ValueError(f"{TEXTS} has {size} bytes, not {offsets[-1]}")
-            content = mapped_bytes(self.folder / TEXTS)
-        except (OSError, ValueError, EOFError) as error:
-            what = " ".join(str(getattr(error, "strerror", None) or error).split())
-            where = self.folder if not isinstance(error, OSError) or error.filename is None else error.filename
-            raise UserError(f"{where}: not a complete store of queries ({what}); make it again") from error
+            content = mapped_bytes(self.folder / TEXTS, offsets)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder / TEXTS}: cannot be read ({reason(error)}); {_AGAIN}") from error
         super().__init__(offsets, content)
 
     def fingerprint(self) -> str:
@@ -107,15 +111,14 @@ class QueryStore(MappedTexts):
         return digest.hexdigest()
 
 
-class QueryStoreWriter:
-    """Writes the texts of a store; see `write_queries`."""
+class TextsWriter:
+    """Writes texts one after another: their UTF-8 bytes, and where each begins, int64 [N + 1]."""
 
     def __init__(self, texts: IO[bytes], offsets: IO[bytes]):
         self._texts, self._offsets = texts, offsets
         self._unwritten = array("q", [0])
         self._bytes = 0
         self._count = 0
-        self._write_header()
 
     def __len__(self) -> int:
         return self._count
@@ -126,26 +129,16 @@ class QueryStoreWriter:
         self._count += 1
         self._unwritten.append(self._bytes)
         if len(self._unwritten) >= _BUFFERED:
-            self._flush()
+            self.flush()
 
-    def finish(self) -> None:
-        """Write the rest, and the header with the final number of texts."""
-        self._flush()
-        self._offsets.seek(0)
-        self._write_header()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is buffered."""
         self._offsets.write(np.frombuffer(self._unwritten, np.int64).astype("<i8").tobytes())
         self._unwritten = array("q")
 
-    def _write_header(self) -> None:
-        # numpy pads the header for any number of rows, so the last header fits in the place of the first.
-        header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (self._count + 1,)}
-        np.lib.format.write_array_header_1_0(self._offsets, header)
-
 
 @contextmanager
-def write_queries(folder: str | Path) -> Iterator[QueryStoreWriter]:
+def write_queries(folder: str | Path) -> Iterator[TextsWriter]:
     """Write a store text by text; its files appear when the block ends, and not at all if it fails.
 
     Args:
@@ -156,6 +149,9 @@ def write_queries(folder: str | Path) -> Iterator[QueryStoreWriter]:
     """
     folder = Path(folder)
     with atomic_write(folder / TEXTS, "wb") as texts, atomic_write(folder / OFFSETS, "wb") as offsets:
-        writer = QueryStoreWriter(texts, offsets)
-        yield writer
-        writer.finish()
+        # numpy pads the header for any number of rows, so the last header fits in the place of the first.
+        write_header(offsets, (1,), np.int64)
+        yield (writer := TextsWriter(texts, offsets))
+        writer.flush()
+        offsets.seek(0)
+        write_header(offsets, (len(writer) + 1,), np.int64)

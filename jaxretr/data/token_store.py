@@ -1,7 +1,6 @@
 """Token ids on disk: tokenised once, then memory-mapped, keyed by everything that decides their content."""
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxretr.data.arrays import BROKEN, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.progress import Progress
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +86,7 @@ class TokenStore:
             # An empty file cannot be mapped.
             self.ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
         # Any bytes of a damaged file end in one of these.
-        except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, *BROKEN) as error:
             what = getattr(error, "strerror", None) or str(error)
             raise DamagedStoreError(f"{self.folder}: not a complete token store ({what}); build it again") from error
         # No permission, a missing network disk: the store may be intact, and must not be removed.
@@ -319,7 +319,7 @@ class _Build:
             ids = np.fromiter(chain.from_iterable(rows.ids), self.dtype, int(lengths.sum()))
             with atomic_write(part, "wb") as file:
                 for array in (lengths, np.array([rows.truncated], np.int64), ids):
-                    file.write(_npy(array))
+                    write_npy(file, array)
         return stop - start
 
     def _assemble(self) -> None:
@@ -338,15 +338,14 @@ class _Build:
         offsets = np.zeros(len(self.columns[0]) + 1, np.int64)
         np.cumsum(np.concatenate([np.empty(0, np.int32), *lengths]), dtype=np.int64, out=offsets[1:])
         with atomic_write(assembled / "offsets.npy", "wb") as file:
-            file.write(_npy(offsets))
+            write_npy(file, offsets)
         meta = self.what | {
             "dtype": self.dtype.name,
             "num_rows": len(offsets) - 1,
             "num_ids": int(offsets[-1]),
             "truncated": truncated,
         }
-        with atomic_write(assembled / "meta.json") as file:
-            json.dump(meta, file, indent=2)
+        write_json(assembled / "meta.json", meta, indent=2)
         try:
             os.rename(assembled, self.target)
         except OSError as error:
@@ -389,19 +388,12 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
     return (content,), content_fingerprint(content)
 
 
-def _npy(array: np.ndarray) -> bytes:
-    # np.save into the file would raise an OSError without the reason on a full disk.
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
 def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.ndarray, int, np.ndarray] | None:
     """Return (lengths, truncated, ids) of a finished chunk, or None when it is missing or damaged."""
     try:
         with open(path, "rb") as file:
             lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))
-    except (OSError, EOFError, ValueError):
+    except (OSError, *BROKEN):
         return None
     if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
         return None

@@ -1,6 +1,5 @@
 """Record files of a TFDS data set, written without TensorFlow: shards of array_record, metadata, and checksums."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 
 from jaxretr.data.named.tfds_collections import CHECKSUMS
 from jaxretr.errors import UserError, import_extra
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.storage.files import sha256, write_json
 
 # Bytes of a shard before compression; 21 million passages make 50 shards.
 _SHARD_BYTES = 1 << 28
@@ -109,8 +108,7 @@ def write_config(
         digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error}); choose another folder") from error
-    with atomic_write(folder / CHECKSUMS) as file:
-        json.dump({"sha256": digests}, file, indent=1)
+    write_json(folder / CHECKSUMS, {"sha256": digests}, indent=1)
     return {split.name: split.num_examples for split in found}
 
 

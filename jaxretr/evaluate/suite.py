@@ -20,7 +20,7 @@ from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.combined_encoder import parts_of
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
 from jaxretr.stores.encoding import Encoder, loaded, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
 from jaxretr.tables import Cell, Grid, Row, render
@@ -359,8 +359,7 @@ def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: R
         "metrics": result.means,
         "per_query": result.values,
     }
-    with atomic_write(out / one.name / _RESULT) as file:
-        json.dump(content, file)
+    write_json(out / one.name / _RESULT, content)
 
 
 def _hashes(one: DataSet) -> dict[str, str]:

@@ -13,21 +13,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array
 from jaxretr.data.tokens import joined, passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
-from jaxretr.storage.files import atomic_write, sha256
-from jaxretr.stores import sealed_json
+from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import hashes, names, read_description, read_object, read_sealed, write_description
 from jaxretr.version import __version__
 
 GOLDEN = "golden.json"
 VECTORS = "golden.npy"
 
-_FORMAT = "jaxretr-golden"
-_VERSION = 2
+_KIND = ("jaxretr-golden", 2)
 
 QUESTIONS = (
     "who wrote the opera The Magic Flute?",
@@ -145,11 +145,11 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
         questions,
         passages,
         texts_of_parts[0],
-        hashes(folder),
+        hashes(folder, [name for name in names(folder) if name != GOLDEN]),
         dict(prompts),
         __version__,
     )
-    sealed_json.write(folder / GOLDEN, {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(golden)})
+    write_description(folder / GOLDEN, _KIND, dataclasses.asdict(golden))
     return golden
 
 
@@ -185,19 +185,13 @@ def read(folder: Path) -> tuple[Golden, Vectors]:
     path = folder / GOLDEN
     if not path.exists():
         raise UserError(f"{folder}: has no {GOLDEN}, so there is nothing to verify; give a folder of `jaxretr export`")
-    content, _ = sealed_json.read(path, "export the model again")
-    if (content.pop("format", None), content.pop("version", None)) != (_FORMAT, _VERSION):
-        raise UserError(f"{path}: not of {_FORMAT} version {_VERSION}; export the model again")
+    content = read_description(path, _KIND, "export the model again")
     if not _is_golden(content):
         raise UserError(f"{path}: was changed, and is no longer what an export writes; export the model again")
     golden = Golden(**content)
-    try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{folder / VECTORS}: cannot be read ({error}); export the model again") from error
     n = len(golden.questions)
-    if vectors.ndim != 2 or len(vectors) != n + len(golden.passages):
-        raise UserError(f"{folder / VECTORS}: holds {list(vectors.shape)}, not a row a text; export the model again")
+    shape = (n + len(golden.passages), None)
+    vectors = read_array(folder / VECTORS, np.float32, shape, "export the model again", mapped=False)
     return golden, Vectors(vectors[:n], vectors[n:])
 
 
@@ -207,7 +201,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
     Raises:
       UserError: it is broken.
     """
-    prompts: Any = sealed_json.read(folder / GOLDEN, "export the model again")[0].get("prompts")
+    prompts: Any = read_object(folder / GOLDEN, "export the model again").get("prompts")
     if not _named_texts(prompts):
         raise UserError(f"{folder / GOLDEN}: was changed, and is no longer what an export writes; export it again")
     return prompts
@@ -215,7 +209,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 def is_as_written(folder: Path) -> bool:
     """Whether golden.json is unchanged to the byte."""
-    return sealed_json.read(folder / GOLDEN, "export the model again")[1]
+    return read_sealed(folder / GOLDEN, "export the model again")[1]
 
 
 def _is_golden(content: dict[str, Any]) -> bool:
@@ -241,12 +235,6 @@ def _is_golden(content: dict[str, Any]) -> bool:
 
 def _named_texts(values: Any) -> bool:
     return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """The sha256 of each file but golden.json, by its path in the folder."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / GOLDEN)
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in found}
 
 
 def _repeated(text: str, words: int) -> str:

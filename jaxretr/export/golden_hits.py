@@ -4,7 +4,6 @@ golden_hits.json holds the questions with the ids and scores of their best passa
 vectors, so that verifying the index needs no model.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
 from jaxretr.export import golden
 from jaxretr.export.index_source import rebatched
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.search.exact import search_blocks
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
+from jaxretr.storage.sealed_folder import read_object
 
 HITS = "golden_hits.json"
 VECTORS = "golden_questions.npy"
@@ -68,10 +69,8 @@ def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: 
 def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
     """Write both files."""
     with atomic_write(folder / VECTORS, "wb") as file:
-        np.save(file, vectors, allow_pickle=False)
-    with atomic_write(folder / HITS) as file:
-        content = {"questions": golden.QUESTIONS, **asdict(hits)}
-        json.dump(content, file, ensure_ascii=False, indent=1)
+        write_npy(file, vectors)
+    write_json(folder / HITS, {"questions": golden.QUESTIONS, **asdict(hits)}, ensure_ascii=False, indent=1)
 
 
 def read(folder: Path) -> tuple[np.ndarray, Hits]:
@@ -83,14 +82,14 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
     Raises:
       UserError: a file is missing or broken.
     """
+    vectors = read_array(folder / VECTORS, np.float32, (None, None), "export again", mapped=False)
+    content = read_object(folder / HITS, "export again")
     try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
-        content = json.loads((folder / HITS).read_text(encoding="utf-8"))
         hits = Hits(content["ids"], content["scores"])
         if not len(vectors) == len(hits.ids) == len(hits.scores):
             raise ValueError("other numbers of questions in the two files")
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / HITS} or {VECTORS}: cannot be read ({error}); export again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / HITS}: cannot be read ({error}); export again") from error
     return vectors, hits
 
 

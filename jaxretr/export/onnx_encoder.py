@@ -15,7 +15,7 @@ from jaxretr.export.onnx_nodes import IDS, MASK
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 KIND = "onnx"
 MODEL = "model.onnx"
@@ -83,8 +83,7 @@ def _write_settings(folder: Path, one: Tower) -> None:
         "special_tokens_map.json": {},
     }
     for name, content in files.items():
-        with atomic_write(folder / name) as file:
-            json.dump(content, file, indent=2)
+        write_json(folder / name, content, indent=2)
 
 
 def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

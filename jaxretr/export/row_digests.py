@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.storage.files import atomic_write
+from jaxretr.storage.sealed_folder import changes
 from jaxretr.stores import manifest
 from jaxretr.stores.index_folder import read_ids
 
@@ -45,7 +47,7 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
     with atomic_write(folder / IDS) as file:
         file.writelines(json.dumps(name) + "\n" for name in ids)
     with atomic_write(folder / DIGESTS, "wb") as file:
-        np.save(file, digests, allow_pickle=False)
+        write_npy(file, digests)
 
 
 def read(folder: Path) -> tuple[list[str], np.ndarray]:
@@ -54,13 +56,7 @@ def read(folder: Path) -> tuple[list[str], np.ndarray]:
     Raises:
       UserError: they are missing or damaged.
     """
-    path = folder / DIGESTS
-    try:
-        digests = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); export again") from error
-    if digests.ndim != 1 or digests.dtype != np.uint64:
-        raise UserError(f"{path}: holds {digests.dtype} {list(digests.shape)}, not uint64 [N]; export again")
+    digests = read_array(folder / DIGESTS, np.uint64, (None,), "export again", mapped=False)
     return read_ids(folder / IDS, len(digests), "export again"), digests
 
 
@@ -85,8 +81,7 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
             f"{folder}: holds vectors of {stated.facts.get('dim')} dimensions, the store {dim}, and an index cannot hold "
             "both; leave --since out and build a new index"
         )
-    for name in (DIGESTS, IDS):
-        if name not in stated.files or not (folder / name).is_file() or sha256(folder / name) != stated.files[name]:
-            raise UserError(f"{folder / name}: was changed or is missing; leave --since out and export everything")
+    if problems := changes(folder, {name: stated.files.get(name, "") for name in (DIGESTS, IDS)}):
+        raise UserError(f"{folder}: {', '.join(problems)}; leave --since out and export everything")
     ids, digests = read(folder)
     return dict(zip(ids, digests.tolist(), strict=True))

@@ -5,7 +5,6 @@ So a cut to the first dimensions is written as a Dense module with that many out
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from jaxretr.models.formats.sentence_transformers import (
 )
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 # The release whose schema this is: a newer one would make older releases warn. Router is of release 5.
 _SCHEMA, _ROUTER_SCHEMA = {"sentence_transformers": "3.0.0"}, {"sentence_transformers": "5.0.0"}
@@ -181,5 +180,4 @@ def _write_dense(folder: Path, projection: Params, activation: Activation) -> No
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as file:
-        json.dump(content, file, indent=2)
+    write_json(path, content, indent=2)

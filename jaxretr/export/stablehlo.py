@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxretr.errors import UserError, import_extra
+from jaxretr.errors import UserError, import_extra, reason
 from jaxretr.export import encoder_folders
 from jaxretr.export.encoder_folders import Tower
 from jaxretr.models.backbone_config import BACKBONE
@@ -113,7 +113,7 @@ def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
         params = load_file(folder / PARAMETERS)
     except Exception as error:  # flatbuffers, MLIR and safetensors have classes of their own.
-        raise UserError(f"{folder}: cannot be loaded ({(str(error).splitlines() or [''])[0]})") from error
+        raise UserError(f"{folder}: cannot be loaded ({reason(error)})") from error
     return lambda ids, mask: np.asarray(program.call(params, ids.astype(np.int32), mask.astype(np.int32)))
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.errors import UserError, reason
 from jaxretr.export import golden, peers
 from jaxretr.export.golden import Golden, Vectors
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
@@ -70,7 +70,7 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
     except Exception as error:
         if not problems:
             raise
-        problems.append(f"its vectors cannot be computed ({(str(error).splitlines() or [type(error).__name__])[0]})")
+        problems.append(f"its vectors cannot be computed ({reason(error)})")
     else:
         problems += changed_settings(encoder, expected)
         problem, difference = compare(found, vectors)
@@ -84,8 +84,7 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
         except UserError:
             raise
         except Exception as error:  # Whatever the library raises for a folder that is broken.
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            problems.append(f"{library} cannot read it ({first_line})")
+            problems.append(f"{library} cannot read it ({reason(error)})")
         else:
             problems += [f"read by {library}, {problem}"] if problem else []
             differences.append(difference)

@@ -21,7 +21,8 @@ from jaxretr.mine.sentence_queries import COUNTS, Documents, Sampling, drawn, wr
 from jaxretr.mine.teachers import RunTeacher, Task, file_digest, parse_teachers
 from jaxretr.progress import Progress, counted
 from jaxretr.search.bm25.words import Bm25Settings
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
+from jaxretr.storage.sealed_folder import read_object
 
 log = logging.getLogger(__name__)
 
@@ -221,13 +222,9 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
         for leftover in each.glob(".*.part"):
             leftover.unlink(missing_ok=True)
     if not place.is_file():
-        with atomic_write(place) as file:
-            json.dump(settings, file, indent=1, ensure_ascii=False)
+        write_json(place, settings, indent=1, ensure_ascii=False)
         return
-    try:
-        noted = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{place}: cannot be read ({error}); remove {folder} and run the command again") from error
+    noted = read_object(place, f"remove {folder} and run the command again")
     _check_same(folder, noted, settings)
     log.info("%s: continuing an interrupted run", folder)
 
@@ -262,8 +259,7 @@ def _write_questions(folder: Path, questions: Sequence[Question]) -> None:
         for question in questions:
             store.append(question.text)
     write_array(folder / SOURCES, (len(questions),), np.int32, [np.full(len(questions), -1)])
-    with atomic_write(folder / COUNTS) as file:
-        json.dump({"queries": len(questions)}, file)
+    write_json(folder / COUNTS, {"queries": len(questions)})
 
 
 def _dev_queries(rankings: Sequence[Ranking], selection: Selection, count: int, seed: int) -> np.ndarray:

@@ -5,7 +5,6 @@ queries, where i is the passage's position in its document, from 0.
 """
 
 import hashlib
-import json
 import math
 import re
 from array import array
@@ -24,7 +23,7 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
 from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 COUNTS = "counts.json"
 
@@ -290,8 +289,7 @@ def write_sentence_queries(
         rows = rows[kept]
         counts.queries = limit
     write_array(folder / SOURCES, rows.shape, np.int32, [rows])
-    with atomic_write(folder / COUNTS) as file:
-        json.dump(asdict(counts), file)
+    write_json(folder / COUNTS, asdict(counts))
     return counts
 
 

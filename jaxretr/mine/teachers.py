@@ -22,7 +22,7 @@ from jaxretr.evaluate.runs import read_run
 from jaxretr.progress import Progress
 from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION, rank
 from jaxretr.search.bm25.words import Bm25Settings
-from jaxretr.storage.files import atomic_write, reserve
+from jaxretr.storage.files import reserve, write_json
 
 if TYPE_CHECKING:
     from jaxretr.models.combined_encoder import CombinedEncoder
@@ -270,8 +270,7 @@ class _Done:
 
     def __setitem__(self, what: Literal["passages", "queries"], count: int) -> None:
         self._counts[what] = count
-        with atomic_write(self._path) as file:
-            json.dump(self._counts, file)
+        write_json(self._path, self._counts)
 
 
 def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:

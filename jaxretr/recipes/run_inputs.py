@@ -12,7 +12,8 @@ from jaxretr.config import Config
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import input_digest
 from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
+from jaxretr.storage.sealed_folder import read_object
 
 INPUTS = "inputs.json"
 """Name of the record in a run's folder."""
@@ -67,8 +68,7 @@ def write_inputs(workdir: Path, inputs: Inputs) -> None:
     """Record the inputs that a run begins with; a folder that has a record keeps it."""
     path = workdir / INPUTS
     if not path.exists():
-        with atomic_write(path) as file:
-            json.dump({name: digest(value) for name, value in inputs.read.items()}, file, indent=1)
+        write_json(path, {name: digest(value) for name, value in inputs.read.items()}, indent=1)
 
 
 def read_inputs(workdir: Path) -> dict[str, str]:
@@ -78,10 +78,7 @@ def read_inputs(workdir: Path) -> dict[str, str]:
       UserError: the record is damaged.
     """
     path = workdir / INPUTS
-    try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore the file or use another --workdir") from error
+    return read_object(path, "restore the file or use another --workdir") if path.exists() else {}
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:

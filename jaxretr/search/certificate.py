@@ -4,7 +4,6 @@ The parts that belong to one kind of index are in files of their own: scann/cert
 """
 
 import importlib.metadata
-import json
 import math
 import platform
 import time
@@ -17,10 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.parallel.machine import cpu_name, cpu_threads
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, write_json
+from jaxretr.storage.sealed_folder import read_object
 from jaxretr.version import __version__
 
 CERTIFICATE = "certificate.json"
@@ -210,8 +209,7 @@ def machine_facts(*packages: str) -> dict[str, Any]:
 
 def write(folder: Path, certificate: Certificate) -> None:
     """Write certificate.json and certificate.md."""
-    with atomic_write(folder / CERTIFICATE) as file:
-        json.dump(asdict(certificate), file, indent=1, ensure_ascii=False)
+    write_json(folder / CERTIFICATE, asdict(certificate), indent=1, ensure_ascii=False)
     with atomic_write(folder / TABLE) as file:
         file.write(table(certificate))
 
@@ -227,10 +225,7 @@ def read(folder: Path, kind: type[C]) -> C:
       UserError: it is missing or broken.
     """
     path = folder / CERTIFICATE
-    try:
-        return dataclass_from(kind, json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); build the index again") from error
+    return dataclass_from(kind, read_object(path, "build the index again"), str(path))
 
 
 def table(certificate: Certificate) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxretr.errors import UnavailableError, UserError, import_extra
+from jaxretr.errors import UnavailableError, UserError, import_extra, reason
 from jaxretr.search.filters import Value, Where, wanted_values
 
 lancedb = import_extra("lancedb", "lance")
@@ -146,7 +146,7 @@ class LanceTable:
             self.table: Any = lancedb.connect(folder).open_table(TABLE)
             self._rows = self.table.count_rows()
         except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"{folder}: LanceDB cannot read its table ({_first_line(error)}); export again") from None
+            raise UserError(f"{folder}: LanceDB cannot read its table ({reason(error)}); export again") from None
 
     def __len__(self) -> int:
         return self._rows
@@ -211,7 +211,7 @@ class LanceTable:
             table = query.select(["row", "id", VECTOR, "_distance"]).to_arrow()
         except (OSError, ValueError, RuntimeError) as error:
             raise UnavailableError(
-                f"{self._folder}: LanceDB cannot search its table ({_first_line(error)}); verify the folder"
+                f"{self._folder}: LanceDB cannot search its table ({reason(error)}); verify the folder"
             ) from None
         rows = table["row"].to_numpy()
         vectors = table[VECTOR].combine_chunks().flatten().to_numpy().reshape(-1, self.dim)
@@ -244,7 +244,7 @@ def write(
                 ef_construction=ef_construction,
             )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{folder}: LanceDB cannot write its table ({_first_line(error)})") from error
+        raise UserError(f"{folder}: LanceDB cannot write its table ({reason(error)})") from error
 
 
 def _one_of(column: Expr, values: Sequence[str]) -> Expr:
@@ -257,7 +257,3 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

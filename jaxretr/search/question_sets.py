@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.arrays import read_array
 from jaxretr.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -129,15 +130,14 @@ def read(folder: Path, dim: int) -> Questions:
       UserError: a file is missing or broken.
     """
     path = folder / QUESTIONS
+    vectors = read_array(folder / VECTORS, np.float32, (None, dim), "build the index again", mapped=False)
     try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         tuning = sum(line["use"] == "tune" for line in lines)
         own = tuple(line.get("own") for line in lines)
         neighbours = tuple(tuple(line["neighbours"]) for line in lines[tuning:] if "neighbours" in line)
-        fits = vectors.shape == (len(lines), dim) and vectors.dtype == np.float32
-        if not fits or len(neighbours) not in (0, len(lines) - tuning):
+        if len(vectors) != len(lines) or len(neighbours) not in (0, len(lines) - tuning):
             raise ValueError(f"{len(lines)} lines for vectors {list(vectors.shape)}")
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); build the index again") from error
     return Questions(vectors, tuning, any(name is not None for name in own), own, neighbours)

@@ -6,6 +6,7 @@ import errno
 import gzip
 import hashlib
 import io
+import json
 import logging
 import os
 import re
@@ -155,6 +156,14 @@ def write_whole(
         return not is_remote(path) and is_transient(error.__cause__ or error)
 
     retried(path, attempt, passing)
+
+
+def write_json(
+    path: str | os.PathLike[str], content: Any, *, indent: int | None = None, ensure_ascii: bool = True
+) -> None:
+    """Write a value as JSON to a file that appears when it is complete; raises as `atomic_write` does."""
+    with atomic_write(path) as file:
+        json.dump(content, file, indent=indent, ensure_ascii=ensure_ascii)
 
 
 @contextlib.contextmanager

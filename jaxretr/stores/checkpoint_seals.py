@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from jaxretr.errors import UserError
-from jaxretr.storage.files import sha256
-from jaxretr.storage.paths import files_below, is_remote, move
-from jaxretr.stores import sealed_json
+from jaxretr.storage.paths import is_remote, move
+from jaxretr.storage.sealed_folder import changes, hashes, names, read_record, write_record
 
 log = logging.getLogger(__name__)
 
@@ -78,30 +77,21 @@ class CheckpointSeals:
             return
         # A checkpoint that is no longer kept may go while it is read.
         with contextlib.suppress(FileNotFoundError):
-            found = self._hashes(step)
-            sealed_json.write(self._path(step), {"files": found})
-
-    def _hashes(self, step: int) -> dict[str, str]:
-        root = self._folder / str(step)
-        return {str(path)[len(str(root)) + 1 :]: sha256(path) for path in files_below(root)}
+            checkpoint = self._folder / str(step)
+            write_record(self._path(step), {"files": hashes(checkpoint, names(checkpoint))})
 
     def _problem(self, step: int) -> str | None:
         path = self._path(step)
         if not path.exists():
             return None
         try:
-            wanted = sealed_json.read_intact(path, "")["files"]
+            wanted = read_record(path, "")["files"]
             if not isinstance(wanted, dict):
                 raise UserError(f"{path}: names no files")
         except (UserError, KeyError):
             log.warning("%s: was damaged; the checkpoint is taken as it is", path)
             return None
-        found = self._hashes(step)
-        missing = wanted.keys() - found.keys()
-        if missing:
-            return f"{min(missing)} is missing"
-        changed = [name for name, digest in wanted.items() if found[name] != digest]
-        return f"{changed[0]} has changed since it was written" if changed else None
+        return next(iter(changes(self._folder / str(step), wanted)), None)
 
 
 def _is_complete(checkpoint: Path) -> bool:

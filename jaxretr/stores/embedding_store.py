@@ -30,24 +30,23 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.embed import Side
 from jaxretr.parallel.hosts import wait_for_all
-from jaxretr.storage.files import atomic_write, sha256, write_whole
-from jaxretr.storage.paths import as_path, files_below, is_remote
-from jaxretr.storage.retries import retried
+from jaxretr.storage import sealed_folder
+from jaxretr.storage.files import atomic_write, write_whole
+from jaxretr.storage.paths import as_path, is_remote
 from jaxretr.storage.shard_cache import ShardCache
-from jaxretr.stores import sealed_json
 from jaxretr.stores.index_folder import read_ids
-from jaxretr.stores.vector_files import VectorDtype, bytes_a_row, dequantise, numpy_dtype, quantise, read_npy, write_npy
+from jaxretr.stores.vector_files import VectorDtype, bytes_a_row, dequantise, quantise
 
 META = "meta.json"
 IDS = "ids.jsonl"
 IDS_RECORD = "ids.json"
 
-_FORMAT = "jaxretr-embeddings"
-_VERSION = 2
+_KIND = ("jaxretr-embeddings", 2)
 _AGAIN = "run the same `jaxretr encode` command again to replace it"
 
 # Rows of a piece of an int8 shard, which is made float32 a piece at a time.
@@ -231,9 +230,9 @@ class EmbeddingStore:
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
-        problems = self._changed(self._ids_record())
+        problems = sealed_folder.changes(self.folder, self._ids_record()["sha256"])
         shards = list(range(self.meta.shards) if shards is None else shards)
-        of_shards = self._map(lambda shard: self._changed(self._record(shard)), shards)
+        of_shards = self._map(lambda shard: sealed_folder.changes(self.folder, self._record(shard)["sha256"]), shards)
         for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
             problems += changed
             advance(stop - start)
@@ -261,7 +260,7 @@ class EmbeddingStore:
           UserError: a number is not finite or too large for the store's dtype, or the folder cannot be written.
         """
         dtype = self.meta.dtype
-        stored = numpy_dtype("float32" if dtype == "int8" else dtype)
+        stored = np.dtype("float32" if dtype == "int8" else dtype)
         with np.errstate(over="ignore"):  # Reported in the next lines, with its row.
             values = np.ascontiguousarray(embeddings, stored)
         finite = np.isfinite(values).all(axis=1)
@@ -376,8 +375,7 @@ class EmbeddingStore:
         elif names:
             raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty {option} folder")
         else:
-            content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}
-            sealed_json.write(folder / META, content)
+            sealed_folder.write_description(folder / META, _KIND, dataclasses.asdict(self.meta))
         if not self._ids_are_whole():
             with atomic_write(folder / IDS) as file:
                 file.writelines(json.dumps(name) + "\n" for name in ids)
@@ -385,7 +383,7 @@ class EmbeddingStore:
 
     def _ids_are_whole(self) -> bool:
         try:
-            return not self._changed(self._ids_record())
+            return not sealed_folder.changes(self.folder, self._ids_record()["sha256"])
         except UserError:
             return False
 
@@ -397,8 +395,8 @@ class EmbeddingStore:
         return self.folder / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.json"
 
     def _write_record(self, path: Path, files: Sequence[Path], **facts: int) -> None:
-        hashes = {file.name: sha256(file) for file in files}
-        sealed_json.write(path, {"store": self.meta.address, "sha256": hashes, **facts})
+        found = sealed_folder.hashes(self.folder, [file.name for file in files])
+        sealed_folder.write_record(path, {"store": self.meta.address, "sha256": found, **facts})
 
     def _record(self, shard: int) -> dict[str, Any]:
         path = self._record_path(shard)
@@ -414,43 +412,24 @@ class EmbeddingStore:
 
     def _read_record(self, path: Path, files: Sequence[Path]) -> dict[str, Any]:
         """Read a record, which vouches for exactly these files: no other file is read because it says so."""
-        record = sealed_json.read_intact(path, _AGAIN)
+        record = sealed_folder.read_record(path, _AGAIN)
         if record.get("store") != self.meta.address:
             raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")
-        hashes = record.get("sha256")
-        if not isinstance(hashes, dict) or hashes.keys() != {file.name for file in files}:
+        found = record.get("sha256")
+        if not isinstance(found, dict) or found.keys() != {file.name for file in files}:
             raise UserError(f"{path}: 'sha256' does not name {', '.join(file.name for file in files)}; {_AGAIN}")
         return record
-
-    def _changed(self, record: dict[str, Any]) -> list[str]:
-        """One line for each file of a record that is not as it was."""
-        problems = []
-        for name, digest in record["sha256"].items():
-            path = self.folder / name
-            if not path.is_file():
-                problems.append(f"{name} is missing")
-            elif sha256(path) != digest:
-                problems.append(f"{name} was changed")
-        return problems
 
     def _arrays(self, shard: int) -> list[np.ndarray]:
         """The shard's memory maps: its numbers, and the scales of int8."""
         start, stop = self.meta.span(shard)
         dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
-        found = []
         paths = self._paths(shard)
         if self._cache is not None:
             digests = self._record(shard)["sha256"]
             paths = self._cache.get({path.name: digests[path.name] for path in paths}, _AGAIN)
-        for path, dtype, shape in zip(paths, dtypes, shapes, strict=False):
-            try:
-                array = retried(path, functools.partial(read_npy, path, dtype))
-            except (OSError, ValueError, EOFError) as error:
-                raise UserError(f"{path}: cannot be read ({_first_line(error)}); {_AGAIN}") from error
-            if array.shape != shape:
-                raise UserError(f"{path}: holds {list(array.shape)}, but {META} says {list(shape)}; {_AGAIN}")
-            found.append(array)
-        return found
+        facts = zip(paths, dtypes, shapes, strict=False)
+        return [read_array(path, dtype, shape, _AGAIN) for path, dtype, shape in facts]
 
     def _cut_if_whole(self, shard: int) -> int | None:
         """The number of texts of a shard that were cut; None where the shard has to be written (again)."""
@@ -460,7 +439,7 @@ class EmbeddingStore:
                 self._arrays(shard)
         except UserError:
             return None
-        return None if self._changed(record) else record["truncated"]
+        return None if sealed_folder.changes(self.folder, record["sha256"]) else record["truncated"]
 
     def _map(self, function: Callable[[int], T], shards: Iterable[int]) -> Iterator[T]:
         # Hashing lets other threads run.
@@ -470,29 +449,19 @@ class EmbeddingStore:
 
 def is_store(folder: str | Path) -> bool:
     """Whether a folder's meta.json is an embedding store's, rather than an exact index's or another program's."""
-    try:
-        content = json.loads((as_path(folder) / META).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("format") == _FORMAT
+    return sealed_folder.is_described(as_path(folder) / META, _KIND[0])
 
 
 def _names(folder: Path) -> set[str]:
     """The names in a folder; in a bucket by a single request, whatever the number of shards."""
-    paths = files_below(folder) if is_remote(folder) else folder.iterdir()
-    return {str(path)[len(str(folder).rstrip("/")) + 1 :] for path in paths}
+    return set(sealed_folder.names(folder)) if is_remote(folder) else {path.name for path in folder.iterdir()}
 
 
 def _read_meta(folder: Path) -> StoreMeta:
     path = folder / META
     if not path.is_file():
         raise UserError(f"{path}: no store is there; run `jaxretr encode` first")
-    another = f"{path}: not the description of a {_FORMAT} version {_VERSION}; give another folder"
-    if not is_store(folder):
-        raise UserError(another)
-    content = sealed_json.read_intact(path, "encode into another folder")
-    if (content.pop("format"), content.pop("version", None)) != (_FORMAT, _VERSION):
-        raise UserError(another)
+    content = sealed_folder.read_description(path, _KIND, "encode into another folder", sealed=True)
     meta: StoreMeta = dataclass_from(StoreMeta, content, str(path))
     if wrong := next((name for name in ("rows", "dim", "shard_rows") if getattr(meta, name) < 1), None):
         raise UserError(
@@ -519,9 +488,3 @@ def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta, option: str) 
                 f"{folder}: was begun with {setting} {getattr(found, name)}, not {getattr(wanted, name)}; "
                 f"use that again, or {another}"
             )
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]

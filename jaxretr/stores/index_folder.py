@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.data.arrays import read_array, stored_dtype
+from jaxretr.errors import UserError, reason
 from jaxretr.storage.files import atomic_folder, reserve, restore
+from jaxretr.storage.sealed_folder import check_replaceable, read_description
 
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = "embeddings.npy"
@@ -20,6 +21,7 @@ META = "meta.json"
 
 _FORMAT = "jaxretr-exact-index"
 _VERSION = 1
+_AGAIN = "give the folder that save wrote, or save the index again"
 
 
 def write(
@@ -45,8 +47,7 @@ def write(
     """
     target = Path(directory)
     restore(target)
-    if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
-        raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
+    check_replaceable(target, "an index", lambda names: META in names, (EMBEDDINGS, IDS, METADATA, META))
     with atomic_folder(target) as folder:
         _write_files(folder, shape, dtype, ids, metadata, pieces)
 
@@ -59,7 +60,7 @@ def _write_files(
     metadata: Mapping[str, Sequence[Any]],
     pieces: Iterable[tuple[int, np.ndarray]],
 ) -> None:
-    bits = _bits(dtype)
+    bits = stored_dtype(dtype)
     n, dim = shape
     out = np.lib.format.open_memmap(folder / EMBEDDINGS, mode="w+", dtype=bits, shape=shape)
     reserve(folder / EMBEDDINGS)
@@ -88,20 +89,9 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
     """
     folder = Path(directory)
     meta = _read_meta(folder / META)
-    path = folder / EMBEDDINGS
-    dtype = np.dtype(jnp.dtype(meta["dtype"]))
-    try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({_first_line(error)}); save the index again") from error
-    shape = (meta["rows"], meta["dim"])
-    if stored.shape != shape or stored.dtype != _bits(dtype):
-        raise UserError(
-            f"{path}: holds {stored.dtype} {list(stored.shape)}, but {META} says {dtype.name} {list(shape)};"
-            " save the index again"
-        )
+    stored = read_array(folder / EMBEDDINGS, meta["dtype"], (meta["rows"], meta["dim"]), _AGAIN)
     ids = read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
-    return stored.view(dtype), ids, _read_metadata(folder / METADATA, meta["rows"], meta.get("metadata", []))
+    return stored, ids, _read_metadata(folder / METADATA, meta["rows"], meta.get("metadata", []))
 
 
 def describe(directory: str | os.PathLike) -> dict[str, Any]:
@@ -113,28 +103,17 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
     return _read_meta(Path(directory) / META)
 
 
-def _bits(dtype: np.dtype) -> np.dtype:
-    """Return the dtype that represents `dtype` in a .npy file, whose format has no bfloat16."""
-    return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
-
-
 def _read_meta(path: Path) -> dict:
     restore(path.parent)
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no readable index ({_first_line(error)}); give the folder that save wrote") from error
+    meta = read_description(path, (_FORMAT, _VERSION), _AGAIN)
     types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
     if (
-        not isinstance(meta, dict)
-        or meta.get("format") != _FORMAT
-        or meta.get("version") != _VERSION
-        or any(type(meta.get(key)) is not expected for key, expected in types.items())
+        any(type(meta.get(key)) is not expected for key, expected in types.items())
         or meta["dtype"] not in DTYPES
         or not isinstance(fields := meta.get("metadata", []), list)
         or not all(isinstance(field, str) for field in fields)
     ):
-        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; save the index again")
+        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; {_AGAIN}")
     return meta
 
 
@@ -142,18 +121,17 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
     columns: dict[str, list[Any]] = {field: [] for field in fields}
     if not fields:
         return columns
-    remedy = "save the index again"
-    for number, row in _json_lines(path, remedy):
+    for number, row in _json_lines(path, _AGAIN):
         if not isinstance(row, dict) or list(row) != fields:
-            raise UserError(f"{path}:{number}: not an object with the fields {', '.join(fields)}; {remedy}")
+            raise UserError(f"{path}:{number}: not an object with the fields {', '.join(fields)}; {_AGAIN}")
         for field, column in columns.items():
             column.append(row[field])
     if len(columns[fields[0]]) != n:
-        raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {remedy}")
+        raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {_AGAIN}")
     return columns
 
 
-def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: np.ndarray | None = None) -> list[str]:
+def read_ids(path: Path, n: int, remedy: str = _AGAIN, wanted: np.ndarray | None = None) -> list[str]:
     """Read n ids, one JSON string per line, or those of the rows that `wanted` (bool [n]) names.
 
     Raises UserError, with `remedy`, where the file holds anything else.
@@ -180,8 +158,4 @@ def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
                     content = None
                 yield number, content
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({_first_line(error)}); {remedy}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error

@@ -3,20 +3,21 @@
 A changed byte of any file is found, also one of manifest.json itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write, restore, sha256
-from jaxretr.stores import manifest, sealed_json
+from jaxretr.storage.files import atomic_write, restore
+from jaxretr.storage.sealed_folder import changes, hashes, names, read_description, write_description
+from jaxretr.stores import manifest
 from jaxretr.version import __version__
 
 MANIFEST = "manifest.json"
 
-_FORMAT = "jaxretr-export"
-_VERSION = 1
+_KIND = ("jaxretr-export", 1)
+_AGAIN = "give a folder of `jaxretr export`, or export again"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Manifest:
 
 def write(folder: Path, kind: str, facts: dict[str, Any]) -> Manifest:
     """Write manifest.json over all files that are in the folder and below."""
-    manifest = Manifest(kind, facts, {name: sha256(folder / name) for name in _names(folder)}, __version__)
-    sealed_json.write(folder / MANIFEST, {"format": _FORMAT, "version": _VERSION, **asdict(manifest)})
+    manifest = Manifest(kind, facts, hashes(folder, _names(folder)), __version__)
+    write_description(folder / MANIFEST, _KIND, asdict(manifest))
     return manifest
 
 
@@ -57,30 +58,22 @@ def read(folder: Path) -> Manifest:
     """
     restore(folder)
     path = folder / MANIFEST
-    content, intact = sealed_json.read(path, "give a folder of `jaxretr export`")
-    names = {"format": str, "version": int, "kind": str, "facts": dict, "files": dict, "jaxretr": str}
-    if {name: type(value) for name, value in content.items()} != names or (
-        content.pop("format"),
-        content.pop("version"),
-    ) != (_FORMAT, _VERSION):
-        raise UserError(f"{path}: not the manifest of a {_FORMAT} version {_VERSION}; export again")
-    if not intact:
-        raise UserError(f"{path}: was changed; export again")
+    content = read_description(path, _KIND, _AGAIN, sealed=True)
+    types = {"kind": str, "facts": dict, "files": dict, "jaxretr": str}
+    if {name: type(value) for name, value in content.items()} != types:
+        raise UserError(f"{path}: not what an export writes; {_AGAIN}")
     return Manifest(**content)
 
 
 def changed_files(folder: Path, manifest: Manifest) -> list[str]:
     """One line for each file that was changed, is missing, or was not there."""
-    there = set(_names(folder))
-    problems = [f"{name} is missing" for name in manifest.files if name not in there]
-    problems += [f"{name} was added" for name in sorted(there - manifest.files.keys())]
-    known = sorted(there & manifest.files.keys())
-    return problems + [f"{name} was changed" for name in known if sha256(folder / name) != manifest.files[name]]
+    added = [name for name in _names(folder) if name not in manifest.files]
+    return [*changes(folder, manifest.files), *(f"{name} was added" for name in added)]
 
 
-def _names(folder: Path) -> Iterable[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return sorted(path.relative_to(folder).as_posix() for path in files)
+def _names(folder: Path) -> list[str]:
+    """The files that a manifest names; another manifest of a folder inside vouches for itself."""
+    return [name for name in names(folder) if name.rpartition("/")[2] != MANIFEST]
 
 
 def finish(

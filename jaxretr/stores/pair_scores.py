@@ -1,5 +1,6 @@
 """Scores of many pairs: in chunks that an interrupted call resumes after, and that several processes share."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxretr.data.arrays import write_array
+from jaxretr.data.arrays import read_array, write_array
 from jaxretr.data.pairs import Pair
 from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import Scorer
@@ -79,11 +80,8 @@ class KeptScores:
 
     def read(self, number: int, pairs: int) -> np.ndarray | None:
         """The scores of a finished chunk, float32 [pairs]; None if it is not there, or not whole."""
-        try:
-            scores = np.load(self._path(number))
-        except (OSError, ValueError, EOFError):
-            return None
-        return scores if scores.shape == (pairs,) and scores.dtype == np.float32 else None
+        with contextlib.suppress(UserError):
+            return read_array(self._path(number), np.float32, (pairs,), "", mapped=False)
 
     def write(self, number: int, scores: np.ndarray) -> None:
         """Keep the scores of a chunk, float32 [n]."""

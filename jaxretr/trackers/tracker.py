@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 Outcome = Literal["finished", "interrupted", "failed"]
 
@@ -41,8 +41,7 @@ def tracked_id(folder: Path, name: str) -> str | None:
 
 def note_id(folder: Path, name: str, value: str) -> None:
     """Store the id for the next start."""
-    with atomic_write(folder / _IDS) as file:
-        json.dump({**_ids(folder), name: value}, file)
+    write_json(folder / _IDS, {**_ids(folder), name: value})
 
 
 def _ids(folder: Path) -> dict[str, str]:

@@ -117,7 +117,7 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
         (["update", index, "--delete", made / "none.txt"], "cannot be read"),
         (["update", index, "--add", made / "asked"], "contains embeddings of questions"),
         (["update", made / "store"], "cannot be read"),
-        ([*export, made / "store", "--index", made / "store"], "is not a ScaNN index and would be replaced"),
+        ([*export, made / "store", "--index", made / "store"], "holds something else than a ScaNN index"),
         ([*export, made / "out", "--index", made / "asked"], "contains embeddings of questions"),
         ([*export, made / "out", "--index", made / "store", "--train-size", 10**9], "train_size=1000000000 must be"),
     ]:

@@ -430,6 +430,9 @@ DAMAGE = {
     "offsets.npy is missing": lambda folder: (folder / "offsets.npy").unlink(),
     "offsets.npy is short": lambda folder: _truncate(folder / "offsets.npy"),
     "offsets.npy is no array": lambda folder: (folder / "offsets.npy").write_bytes(b"x"),
+    "offsets.npy has a broken head": lambda folder: (folder / "offsets.npy").write_bytes(
+        (folder / "offsets.npy").read_bytes().replace(b"{", b"z", 1)
+    ),
     "offsets.npy is of another store": lambda folder: _shift(folder / "offsets.npy"),
     "meta.json is empty": lambda folder: (folder / "meta.json").write_text(""),
     "meta.json is another thing": lambda folder: (folder / "meta.json").write_text("[]"),

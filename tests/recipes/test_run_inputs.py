@@ -20,7 +20,7 @@ from jaxretr.models.bert import BertEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.layers import initialise
-from jaxretr.recipes.run_inputs import INPUTS, Inputs, check_inputs, write_inputs
+from jaxretr.recipes.run_inputs import INPUTS, Inputs, check_inputs, read_inputs, write_inputs
 from jaxretr.train import build
 
 TEXT: dict[str, Any] = {"vocab_size": 400, "vocabulary_every": 1, "max_length": 24, "held_out": 8}
@@ -143,3 +143,12 @@ def test_a_run_resumes_with_its_own_data_and_not_with_others(tmp_path: Path, mon
     content["corpus"] = "another"
     with pytest.raises(UserError, match=r"other corpus than .*data.corpus=c.jsonl"):
         program.train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("name, read", [(INPUTS, read_inputs), ("best.json", program.read_best)])
+def test_a_damaged_record_is_one_line(tmp_path: Path, name: str, read: Callable[[Path], Any], content: str) -> None:
+    assert not read(tmp_path)
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match=rf"{name}: [^\n]*; restore the file or use another --workdir$"):
+        read(tmp_path)

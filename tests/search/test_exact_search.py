@@ -289,8 +289,10 @@ def test_a_failed_save_leaves_the_old_index_and_nothing_else(mesh1, tmp_path, mo
     assert len(ExactIndex.load(tmp_path / "index", mesh=mesh1)) == 5
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="other: is not an index"):
-        old.save(tmp_path / "other")
+    for name in ("meta.json", "embeddings-00000-of-00001.npy"):  # As an embedding store has.
+        with pytest.raises(UserError, match=r"other: holds something else than an index \("):
+            old.save(tmp_path / "other")
+        (tmp_path / "other" / name).write_text("{}")
     assert (tmp_path / "other" / "thesis.txt").exists()
 
 
@@ -301,8 +303,8 @@ def _cut(path, keep):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "meta.json").unlink(), "meta.json: no readable index"),
-        (lambda d: _cut(d / "meta.json", 20), "meta.json: no readable index"),
+        (lambda d: (d / "meta.json").unlink(), "meta.json: cannot be read"),
+        (lambda d: _cut(d / "meta.json", 20), "meta.json: cannot be read"),
         (lambda d: (d / "meta.json").write_text(json.dumps({"format": "faiss"})), "not the description"),
         (lambda d: (d / "embeddings.npy").unlink(), "embeddings.npy: cannot be read"),
         (lambda d: _cut(d / "embeddings.npy", -8), "embeddings.npy: cannot be read"),

@@ -251,7 +251,7 @@ def test_no_pickle_is_read(copy: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @needs_scann
 def test_other_folders_are_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years")
-    with pytest.raises(UserError, match="not a ScaNN index"):
+    with pytest.raises(UserError, match="else than a ScaNN index"):
         ScannIndex.load(folder).save(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "ten years"
 

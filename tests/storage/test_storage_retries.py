@@ -18,12 +18,11 @@ import tiny
 
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.errors import UsageError, UserError
-from jaxretr.storage import orbax_buckets, retries
+from jaxretr.storage import orbax_buckets, retries, sealed_folder
 from jaxretr.storage.copies import fetch, put
 from jaxretr.storage.files import atomic_folder, atomic_write, sha256, write_whole
 from jaxretr.storage.paths import as_path, filesystem
 from jaxretr.storage.retries import FIRST_PAUSE, LONGEST_PAUSE, is_transient, retried, retried_async
-from jaxretr.stores import sealed_json
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 
@@ -179,7 +178,7 @@ def test_what_can_be_written_again_is(clock: SimpleNamespace, tmp_path: Path) ->
 def test_a_file_is_read_through_a_disk_that_fails_for_a_moment(
     clock: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sealed_json.write(tmp_path / "a", {"b": 1})
+    sealed_folder.write_record(tmp_path / "a", {"b": 1})
     expected, read, failing = sha256(tmp_path / "a"), Path.read_bytes, Failing(1)
 
     def sometimes(path: Path) -> bytes:
@@ -187,7 +186,7 @@ def test_a_file_is_read_through_a_disk_that_fails_for_a_moment(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", sometimes)
-    assert sealed_json.read_intact(tmp_path / "a", "") == {"b": 1}
+    assert sealed_folder.read_record(tmp_path / "a", "") == {"b": 1}
     assert len(clock.pauses) == 1
     assert sha256(tmp_path / "a") == expected
 

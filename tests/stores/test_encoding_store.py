@@ -10,12 +10,14 @@ import pytest
 import tiny
 
 from jaxretr.cli import main
+from jaxretr.data.arrays import read_array
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, init_params
+from jaxretr.storage import sealed_folder
 from jaxretr.stores import embedding_store as encoding_store
-from jaxretr.stores import sealed_json
+from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta, is_store
 from jaxretr.stores.fingerprints import model_fingerprint
 
@@ -44,6 +46,31 @@ def fill(store: EmbeddingStore, shards: list[int] | None = None) -> None:
 
 def files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_current_folder_may_be_a_store_or_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file").write_text("x")
+    manifest.write(tmp_path, "kind", {})
+    monkeypatch.chdir(tmp_path)
+    assert EmbeddingStore.open(".").read_ids() == IDS
+    assert manifest.changed_files(Path(), manifest.read(Path())) == []
+    assert "deep/file" in manifest.read(Path()).files
+
+
+def test_any_damage_to_an_arrays_header_is_one_line(tmp_path: Path):
+    np.save(path := tmp_path / "a.npy", EMBEDDINGS)
+    whole, same = path.read_bytes(), 0
+    for bit in range(0, 8 * 128, 3):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            same += np.array_equal(read_array(path, "float32", (ROWS, DIM), "write it again"), EMBEDDINGS)
+        except UserError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    assert same < 20, "flips of its padding"
 
 
 def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -294,8 +321,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     "content, message",
     [
         (None, "no store is there; run `jaxretr encode` first"),
-        ("{", "not the description of a jaxretr-embeddings version 2"),
-        ("[]", "not the description of a jaxretr-embeddings version 2"),
+        ("{", "cannot be read"),
+        ("[]", "holds no JSON object"),
         ('{"format": "jaxretr-exact-index", "version": 1}', "not the description of a jaxretr-embeddings version 2"),
         ({"rows": 11}, r"meta\.json: was changed after it was written; encode into another folder"),
         ({"more": 1}, r"meta\.json: was changed after it was written"),
@@ -369,9 +396,9 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def resealed(path: Path, **changes: object) -> None:
     """Changes entries of a sealed file; None removes one."""
-    content, intact = sealed_json.read(path, "")
+    content, intact = sealed_folder.read_sealed(path, "")
     assert intact
-    sealed_json.write(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
+    sealed_folder.write_record(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
 
 
 @pytest.mark.parametrize(

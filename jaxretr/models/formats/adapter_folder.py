@@ -1,6 +1,5 @@
 """The folder of an adapter, and other libraries' folders that adapters are read from."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,8 @@ from jaxretr.models.formats.encoder_params import check_sizes
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, write_json
+from jaxretr.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter.json"
 WEIGHTS = "adapter.safetensors"
@@ -111,13 +111,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
 def save(folder: Path, adapter: AdapterParts) -> None:
     """Write the folder under another name and rename it; see `Adapter.save`."""
     folder = Path(os.path.realpath(folder))
-    if folder.is_file():
-        raise UserError(f"{folder}: is a file; choose another name for the adapter's folder")
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    if foreign := [name for name in names if name not in (NOTE, WEIGHTS)]:
-        raise UserError(
-            f"{folder}: holds something else than an adapter ({some_names(foreign)}); choose another folder"
-        )
+    check_replaceable(folder, "an adapter", lambda names: True, (NOTE, WEIGHTS))
     with atomic_folder(folder) as partial:
         write(partial, adapter)
 
@@ -132,7 +126,6 @@ def write(folder: Path, adapter: AdapterParts) -> None:
         "encoder": adapter.encoder.to_json(),
         "tokenizer": adapter.tokenizer,
     }
-    with atomic_write(folder / NOTE) as file:
-        json.dump(content, file, indent=2)
+    write_json(folder / NOTE, content, indent=2)
     tensors = {name: to_host(array) for name, array in flatten_dict(adapter.params, sep=".").items()}
     write_safetensors(folder / WEIGHTS, tensors, {"format": _FORMAT})

@@ -5,7 +5,6 @@ tensors of every layer separately. Anything that our adapters cannot represent i
 is not listed below must be absent, null, false, 0 or empty.
 """
 
-import json
 import math
 import os
 import re
@@ -28,7 +27,8 @@ from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.formats.rotary_names import RotaryNames
 from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, write_json
+from jaxretr.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -182,7 +182,7 @@ def write_peft(
     )
     if given != wanted:
         raise ValueError(f"the parameters are not of this shape: {given} instead of {wanted}")
-    _check_replaceable(folder)
+    check_replaceable(folder, "adapters", lambda names: True, (NOTE, _PEFT_WEIGHTS[0]))
     alpha = shape.lora_rank if shape.lora_alpha is None else shape.lora_alpha
     config = {
         "peft_type": "LORA",
@@ -202,8 +202,7 @@ def write_peft(
         "target_modules": _peft_names(shape.lora_targets, names_of(backbone)),
     }
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(config, file, indent=2)
+        write_json(partial / NOTE, config, indent=2)
         rows = _lora_rows(shape, names_of(backbone), _PEFT_PREFIX, ".", ".weight")
         write_safetensors(partial / _PEFT_WEIGHTS[0], write_rows(rows, adapter_params), {"format": "pt"})
 
@@ -271,14 +270,6 @@ def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames | T5Names) 
         module.rsplit(".", 1)[-1] if target in attention else module
         for target, module in zip(targets, wanted, strict=True)
     ]
-
-
-def _check_replaceable(folder: Path) -> None:
-    if folder.is_file():
-        raise UserError(f"{folder}: is a file; choose another name for the adapters' folder")
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    if foreign := [name for name in names if name not in (NOTE, _PEFT_WEIGHTS[0])]:
-        raise UserError(f"{folder}: holds something else than adapters ({some_names(foreign)}); choose another folder")
 
 
 # ---- adapter-transformers --------------------------------------------------------------------------------------------

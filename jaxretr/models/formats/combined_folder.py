@@ -1,6 +1,5 @@
 """The folder of a combined encoder: jaxretr.json and the folder of each part."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple, cast
 from jaxretr.errors import UserError
 from jaxretr.models.formats.dual_encoder_folder import COMBINED_FORMAT
 from jaxretr.models.formats.export_note import NOTE
-from jaxretr.models.formats.hf_files import read_json, resolve, some_names
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.models.formats.hf_files import read_json, resolve
+from jaxretr.storage import sealed_folder
+from jaxretr.storage.files import atomic_folder, write_json
 
 _VERSION = 1
 
@@ -80,8 +80,7 @@ def write(
         "names": list(names),
     }
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(content, file, indent=2)
+        write_json(partial / NOTE, content, indent=2)
         for place, save_part in zip(places, save_parts, strict=True):
             save_part(partial / place)
 
@@ -89,17 +88,7 @@ def write(
 def check_replaceable(folder: str | Path) -> None:
     """Raise UserError unless a combined encoder may be written there: new, empty, or an older one."""
     folder = Path(folder).expanduser()
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; choose another name for the model's folder")
-    names = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
-    if foreign or (names and not is_combined(folder)):
-        raise UserError(
-            f"{folder}: holds something else than a combined model ({some_names(foreign or names)}); "
-            "choose another folder, or empty it"
-        )
+    sealed_folder.check_replaceable(folder, "a combined model", lambda names: is_combined(folder), _OURS)
 
 
 def model_folder(folder: Path) -> Path:

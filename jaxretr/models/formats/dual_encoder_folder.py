@@ -1,10 +1,8 @@
 """Folders of dual encoders: our own, and those of other libraries that can be read."""
 
 import dataclasses
-import json
 import logging
 import os
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -39,7 +37,8 @@ from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 from jaxretr.notes import note
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_folder, atomic_write, restore
+from jaxretr.storage.files import atomic_folder, restore, write_json
+from jaxretr.storage.sealed_folder import check_replaceable
 
 _WEIGHTS = "model.safetensors"
 _HEAD = "mlm_head.safetensors"
@@ -458,12 +457,11 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
       UserError: the folder holds anything but an older model of this kind, or cannot be written.
     """
     folder = Path(os.path.realpath(folder))
-    _check_replaceable(folder)
+    check_replaceable(folder, "a model of jaxretr", lambda names: NOTE in names, _OURS)
     content = {"format": _FORMAT, "version": _VERSION, "config": model.config.to_json()}
     params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
-        with atomic_write(partial / NOTE) as file:
-            json.dump(content, file, indent=2)
+        write_json(partial / NOTE, content, indent=2)
         _write_tensors(partial / _WEIGHTS, params)
         # Separate, so that the few megabytes of a relevance module can be moved to another encoder.
         if adapter is not None:
@@ -492,17 +490,3 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.
         raise UserError(f"{folder}: the tokenizer cannot be written ({error}); free some space there") from error
-
-
-def _check_replaceable(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; choose another name for the model's folder")
-    names = sorted(entry.name for entry in folder.iterdir())
-    foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
-    if foreign or (names and NOTE not in names):
-        raise UserError(
-            f"{folder}: holds something else than a model of jaxretr ({some_names(foreign or names)}); "
-            "choose another folder, or empty it"
-        )

@@ -5,7 +5,6 @@ a plain Hugging Face folder states neither pooling nor lengths. With the note an
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from jaxretr.config import Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 NOTE = "jaxretr.json"
 FORMAT = "jaxretr-export"
@@ -63,8 +62,7 @@ class ExportNote:
     def write(self, folder: Path) -> None:
         """Write jaxretr.json."""
         content = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        with atomic_write(folder / NOTE) as file:
-            json.dump({"format": FORMAT, "version": _VERSION, "export": content}, file, indent=2)
+        write_json(folder / NOTE, {"format": FORMAT, "version": _VERSION, "export": content}, indent=2)
 
 
 def read_note(content: Mapping[str, Any], where: str) -> ExportNote:

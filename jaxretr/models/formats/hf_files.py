@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy: without it safetensors cannot hand it out)
 import numpy as np
 
-from jaxretr.errors import UserError, did_you_mean, import_extra
+from jaxretr.errors import UserError, did_you_mean, import_extra, reason, some_names
 from jaxretr.notes import note
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.files import atomic_write, restore
@@ -148,7 +148,7 @@ def _download(name: str) -> Path:
         ) from error
     except Exception as error:  # The hub's client raises a dozen other kinds, which all have the same remedy.
         raise UserError(
-            f"{nowhere} the download from the Hugging Face hub failed ({_first_line(error)}); "
+            f"{nowhere} the download from the Hugging Face hub failed ({reason(error)}); "
             "try again, or give a model folder"
         ) from error
 
@@ -181,7 +181,7 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; copy it again") from error
     except (ValueError, RecursionError) as error:  # A number of thousands of digits, or lists in lists without end.
-        raise UserError(f"{path}: not JSON that can be read ({_first_line(error)}); copy it again") from error
+        raise UserError(f"{path}: not JSON that can be read ({reason(error)}); copy it again") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     if not isinstance(content, dict):
@@ -381,7 +381,7 @@ def _open_safetensors(path: Path) -> dict[str, _Tensor]:
         file = safe_open(str(path), framework="np")
     except SafetensorError as error:
         raise UserError(
-            f"{path}: truncated or no safetensors file ({_first_line(error)}); copy or download it again"
+            f"{path}: truncated or no safetensors file ({reason(error)}); copy or download it again"
         ) from error
     return {
         name: _Tensor(tuple(file.get_slice(name).get_shape()), lambda name=name: _numpy(file.get_tensor(name)))
@@ -445,7 +445,7 @@ def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
         raise
     except Exception as error:  # pickle's, zipfile's and torch's own errors, a dozen kinds: all mean a bad file.
         raise UserError(
-            f"{path}: truncated, or no checkpoint of tensors only ({_first_line(error)}); "
+            f"{path}: truncated, or no checkpoint of tensors only ({reason(error)}); "
             "copy it again, or save the model with save_pretrained"
         ) from error
 
@@ -456,17 +456,6 @@ def _numpy(array: Any) -> np.ndarray:
         return (array.float() if array.is_floating_point() else array).numpy()
     array = np.asarray(array)
     return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
-
-
-def some_names(names: list[str]) -> str:
-    """Return up to five names, and the number of the others."""
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + rest
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -492,5 +481,5 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
             os.chmod(file.name, mode)  # safetensors creates files that only their owner can read
         except SafetensorError as error:
             raise UserError(
-                f"{path}: cannot be written ({_first_line(error)}); free some space there or choose another place"
+                f"{path}: cannot be written ({reason(error)}); free some space there or choose another place"
             ) from error

@@ -1,6 +1,5 @@
 """Writes a Hugging Face folder: config.json, model.safetensors, tokenizer."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.models.formats.hf_files import write_safetensors
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import write_json
 
 
 def write_folder(
@@ -28,7 +27,6 @@ def write_folder(
     # Settings that config.json does not have yet; for some architectures transformers has other defaults.
     ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     stated = config if "pad_token_id" in config else {**config, **ids}
-    with atomic_write(folder / "config.json") as file:
-        json.dump({**stated, "torch_dtype": dtype}, file, indent=2)
+    write_json(folder / "config.json", {**stated, "torch_dtype": dtype}, indent=2)
     write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
     tokenizer.save_pretrained(folder)

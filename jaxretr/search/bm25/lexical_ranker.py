@@ -25,7 +25,8 @@ from jaxretr.data.arrays import write_array
 from jaxretr.errors import UsageError, UserError
 from jaxretr.search.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.search.bm25.words import Bm25Settings, Vocabulary, questions_as_words
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, atomic_write, write_json
+from jaxretr.storage.sealed_folder import read_object
 
 if TYPE_CHECKING:
     from jaxretr.data.corpus import Passage
@@ -146,16 +147,12 @@ def rank(
 
 def _check_folder(folder: Path, what: dict[str, Any]) -> None:
     meta = folder / "meta.json"
-    try:
-        there = json.loads(meta.read_text())
-    except FileNotFoundError:
+    if not meta.exists():
         if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder") from None
-        with atomic_write(meta) as file:
-            json.dump(what, file, indent=2)
+            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
+        write_json(meta, what, indent=2)
         return
-    except (OSError, ValueError) as error:
-        raise UserError(f"{meta}: cannot be read ({error}); remove {folder} or give another folder") from error
+    there = read_object(meta, f"remove {folder} or give another folder")
     for name, value in json.loads(json.dumps(what)).items():
         if there.get(name) != value:
             raise UserError(
@@ -205,8 +202,7 @@ class _Ranking:
         hits = (keys_to_hits(np.load(path)) for path in best)
         rows = (np.where(places < 0, np.int32(-1), row_of_place[places]) for _, places in hits)
         write_array(self.folder / "rows.npy", shape, np.int32, rows)
-        with atomic_write(self.folder / "finished.json") as file:
-            json.dump({"passages": len(row_of_place)}, file)
+        write_json(self.folder / "finished.json", {"passages": len(row_of_place)})
         shutil.rmtree(self.work, ignore_errors=True)
 
     # ---- the corpus --------------------------------------------------------------------------------------------------
@@ -252,8 +248,7 @@ class _Ranking:
             raise UserError(f"{self.corpus_name}: no passages; give a corpus with at least one")
         if not len(vocabulary):
             raise UserError(f"{self.corpus_name}: has no word: every title and text is empty or punctuation")
-        with atomic_write(self.work / "corpus.json") as file:
-            json.dump({"passages": row, "words": len(vocabulary)}, file)
+        write_json(self.work / "corpus.json", {"passages": row, "words": len(vocabulary)})
 
     def order_ids(self) -> None:
         """Write the place of every passage in the order of all ids, and count the words' passages."""

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from jaxretr.config import EngineName
+from jaxretr.data.arrays import write_header
 from jaxretr.errors import UserError
 from jaxretr.search.exact import unique_ids
 from jaxretr.search.exact.host_rows import read_rows
@@ -128,8 +129,7 @@ def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, in
     """
     first = 0
     with open(path, "wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        write_header(file, shape, np.float32)
         for block in blocks:
             for start in range(0, len(block), _CHECK_ROWS):
                 piece = block[start : start + _CHECK_ROWS]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.config import EngineName
+from jaxretr.data.arrays import read_array, write_header
 from jaxretr.errors import UserError, import_extra
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.scann.worker import CODES, TOKENS
@@ -88,8 +89,7 @@ class FaissEngine:
         centres, quantizer = _model(faiss, model, dim)
         leaves = np.empty(n, np.int32)
         with _threads(faiss, cpu_threads()), open(out / CODES, "wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (n, quantizer.code_size)}
-            np.lib.format.write_array_header_1_0(file, header)
+            write_header(file, (n, quantizer.code_size), np.uint8)
             for start in range(0, n, _BLOCK_ROWS):
                 # Opened again for each block: closing the file gives its pages back.
                 rows = np.array(np.load(vectors, mmap_mode="r")[start : start + _BLOCK_ROWS], np.float32)
@@ -224,12 +224,9 @@ def _model(faiss: Any, folder: Path, dim: int) -> tuple[NDArray[np.float32], Any
 
 
 def _array(path: Path, axes: int) -> NDArray[np.float32]:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); build the index again") from error
-    if array.ndim != axes or array.dtype != np.float32 or not len(array) or not np.isfinite(array).all():
-        raise UserError(f"{path}: contains {array.dtype} {list(array.shape)}, or NaN; build the index again")
+    array = read_array(path, np.float32, (None,) * axes, "build the index again", mapped=False)
+    if not len(array) or not np.isfinite(array).all():
+        raise UserError(f"{path}: contains nothing, or NaN; build the index again")
     return array
 
 

@@ -30,7 +30,8 @@ from jaxretr.search.scann.engine import Engine
 from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.rows import IDS, VECTORS, Rows
 from jaxretr.search.scann.tuning import Setting
-from jaxretr.storage.files import atomic_folder
+from jaxretr.storage.files import atomic_folder, restore
+from jaxretr.storage.sealed_folder import check_replaceable
 from jaxretr.stores import manifest
 
 KIND = "scann"
@@ -100,12 +101,8 @@ def check_target(directory: str | os.PathLike) -> Path:
       UserError: it does.
     """
     target = Path(directory).expanduser()
-    if target.is_dir():
-        known = manifest.is_export(target) and manifest.read(target).kind == KIND
-        if not known and any(target.iterdir()):
-            raise UserError(f"{target}: is not a ScaNN index and would be replaced; choose another folder")
-    elif target.exists():
-        raise UserError(f"{target}: is a file; choose another folder")
+    restore(target)
+    check_replaceable(target, "a ScaNN index", lambda names: MANIFEST in names and manifest.read(target).kind == KIND)
     return target
 
 

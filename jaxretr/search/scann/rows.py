@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
+from jaxretr.data.arrays import read_array, write_array
 from jaxretr.search.scann.worker import CODES, TOKENS
 from jaxretr.stores.index_folder import read_ids
 
@@ -67,10 +67,11 @@ class Rows:
         Raises:
           UserError: one is missing or contains something else.
         """
-        vectors = _mapped(folder / VECTORS, np.float32, (rows, dim))
-        codes = None if code_size is None else _mapped(folder / CODES, np.uint8, (rows, code_size))
-        tokens = _mapped(folder / TOKENS, np.int32, (rows,)) if tree else None
-        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, "build the index again"))
+        again = "build the index again"
+        vectors = read_array(folder / VECTORS, np.float32, (rows, dim), again)
+        codes = None if code_size is None else read_array(folder / CODES, np.uint8, (rows, code_size), again)
+        tokens = read_array(folder / TOKENS, np.int32, (rows,), again) if tree else None
+        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, again))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -163,11 +164,8 @@ class Rows:
         added = dict(self.added.named())
         for name, base in self.base.named():
             if name in names:
-                with open(folder / name, "wb") as file:
-                    facts = np.lib.format.header_data_from_array_1_0(base)
-                    np.lib.format.write_array_header_1_0(file, {**facts, "shape": (len(self), *base.shape[1:])})
-                    for piece in self._blocks(base, added[name]):
-                        file.write(np.ascontiguousarray(piece).data)
+                shape = (len(self), *base.shape[1:])
+                write_array(folder / name, shape, base.dtype, self._blocks(base, added[name]))
         if IDS in names:
             with open(folder / IDS, "w", encoding="utf-8") as file:
                 file.writelines(json.dumps(name) + "\n" for name in self.ids)
@@ -213,17 +211,3 @@ def _freeze(columns: Columns) -> None:
     """Make arrays read-only like the memory maps, so that the compiled loops see one type."""
     for _, values in columns.named():
         values.flags.writeable = False
-
-
-def _mapped(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot be read ({reason}); build the index again") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise UserError(
-            f"{path}: contains {array.dtype} {list(array.shape)} instead of {np.dtype(dtype)} {list(shape)}; build the "
-            "index again"
-        )
-    return array
