@@ -5,13 +5,12 @@ file; a row is its integers times that scale, its largest coordinate being 127 o
 """
 
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO, Literal
 
 import ml_dtypes
 import numpy as np
 
 VectorDtype = Literal["float32", "float16", "bfloat16", "int8"]
-VECTOR_DTYPES: tuple[str, ...] = get_args(VectorDtype)
 
 _LARGEST = 127
 
