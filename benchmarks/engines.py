@@ -24,7 +24,7 @@ from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
 from jaxretr.export.index_source import IndexSource
 from jaxretr.serve.served import SearchOptions
-from jaxretr.stores.given_vectors import store_vectors
+from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
 
 K = 10
 
@@ -168,14 +168,21 @@ def source_of(folder: Path, passages: np.ndarray) -> tuple[IndexSource, Path]:
     corpus, ids = folder / "corpus.jsonl", ids_of(passages)
     with open(corpus, "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"_id": name, "text": name}) + "\n" for name in ids)
-    store = store_vectors(
-        *(folder / "store", passages, ids),
+    meta = StoreMeta(
+        side="passage",
         model="random clusters",
         model_fingerprint="none",
         texts_fingerprint=read_corpus(corpus).fingerprint(),
+        rows=len(passages),
+        dim=passages.shape[1],
+        dtype="float32",
+        compute="float32",
         shard_rows=4096,
     )
-    return IndexSource.open(store), corpus
+    store = EmbeddingStore.begin(folder / "store", meta, ids)
+    for shard in store.missing():
+        store.write(shard, passages[slice(*meta.span(shard))], 0)
+    return IndexSource.open(EmbeddingStore.open(folder / "store")), corpus
 
 
 def measure(engine: Engine, questions: np.ndarray) -> None:

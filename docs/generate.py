@@ -116,13 +116,15 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 def public_names() -> Iterator[str]:
     """Yields autodoc's directive for each public name, and for what the functions return."""
-    functions = {name: _member(home, name) for name, home in sorted(jaxretr._FUNCTIONS.items())}
+    homes = sorted(jaxretr._HOMES.items())
+    functions = {name: _member(home, name) for name, home in homes if name.islower()}
     yield from ("## Functions", "")
     for name in functions:
-        yield from _directive("autofunction", f"jaxretr.{name}", jaxretr._FUNCTIONS[name], name)
+        yield from _directive("autofunction", f"jaxretr.{name}", jaxretr._HOMES[name], name)
     yield from ("## Classes", "")
-    for name, home in sorted(jaxretr._CLASSES.items()):
-        yield from _directive("autoclass", f"jaxretr.{name}", home, name)
+    for name, home in homes:
+        if name not in functions:
+            yield from _directive("autoclass", f"jaxretr.{name}", home, name)
     yield from ("## What the functions return", "")
     for result in dict.fromkeys(_returned(function) for function in functions.values()):
         if result is not None and result.__name__ not in jaxretr.__all__:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from given_vectors import store_vectors
 
 from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
@@ -19,7 +20,6 @@ from jaxretr.export.index_source import IndexSource
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.fingerprints import model_fingerprint
-from jaxretr.stores.given_vectors import store_vectors
 
 LANGUAGES = ("en", "de", "fr", None)
 

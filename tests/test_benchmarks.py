@@ -367,7 +367,7 @@ def test_approximate_search(main: Main, tmp_path: Path) -> None:
 
 
 def write_store(folder: Path, rows: np.ndarray) -> None:
-    from jaxretr.stores.given_vectors import store_vectors
+    from given_vectors import store_vectors
 
     ids = [f"p{row}" for row in range(len(rows))]
     store_vectors(folder, rows, ids, model="m", model_fingerprint="0", texts_fingerprint="0", shard_rows=len(rows))

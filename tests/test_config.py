@@ -15,7 +15,6 @@ from jaxretr import experiment
 from jaxretr.commands.config_help import settings_text
 from jaxretr.config import (
     AdapterShape,
-    Art,
     ArtConfig,
     ArtData,
     BertShape,
@@ -82,8 +81,7 @@ def test_overrides_replace_values_of_every_type():
         (["--train.steps=7"], "train", "steps", 7),
         (["--train.batch_size", "4"], "train", "batch_size", 4),
         (["--index.no-write-back"], "index", "write_back", False),
-        (["--art.no-write-back"], "index", "write_back", False),  # as it was called once
-        (["--art.index_dtype=float32"], "index", "dtype", "float32"),
+        (["--index.dtype=float32"], "index", "dtype", "float32"),
         (["--art.shuffle-teacher"], "art", "shuffle_teacher", True),
         (["--data.dev-qrels", "f.tsv"], "data", "dev_qrels", "f.tsv"),
     ],
@@ -213,8 +211,6 @@ def test_a_dict_changes_some_settings_of_a_section_and_an_object_all():
     whole: Any = with_settings(SHIPPED["ddr_small_rem"], {"encoder": {"adapter": AdapterShape(lora_rank=4)}})
     assert whole.encoder.adapter == AdapterShape(lora_rank=4)
     assert with_settings(ART, {"train": {}, "art": {}}) == ART
-    older: Any = with_settings(ART, {"art": Art(top_k=4, refresh_every=7)})  # as the index's was called once
-    assert (older.art, older.index.refresh_every) == (Art(top_k=4), 7)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +220,7 @@ def test_a_dict_changes_some_settings_of_a_section_and_an_object_all():
         ["--train.steps=2", "--train.steps", "2"],
         ["--train.batch-size=2", "--train.batch_size=3"],
         ["--art.shuffle-teacher", "--art.no-shuffle-teacher"],
-        ["--art.refresh-every", "3", "--index.refresh-every", "3"],
+        ["--index.refresh-every", "3", "--index.refresh_every", "3"],
         ["--encoder.adapter", "None", "--encoder.adapter.lora-rank", "4"],
         ["--encoder.adapter", '{"lora_rank": 4}', "--encoder.adapter.lora-rank", "5"],
         ["--encoder", '{"adapter": {"lora_rank": 4}}', "--encoder.adapter", '{"lora_rank": 4}'],
@@ -310,7 +306,8 @@ def test_help_says_what_may_be_typed_and_what_a_setting_is():
         ({"optimizer": {"clip": "1"}}, "c.json.optimizer: 'clip' is '1'; it must be a number"),
         ({"encoder": {"path": "e", "pooling": "sum"}}, "'pooling' is 'sum'; it must be one of cls, mean, max"),
         ({"encoder": {"path": "e", "passage_path": 3}}, "'passage_path' is 3; it must be a string or null"),
-        ({"art": {"write_back": 1}}, "c.json.index: 'write_back' is 1; it must be true or false"),
+        ({"index": {"write_back": 1}}, "c.json.index: 'write_back' is 1; it must be true or false"),
+        ({"art": {"refresh_every": 1}}, "c.json.art: unknown key 'refresh_every'"),
         ({"encoder": {}}, "c.json.encoder: .*path"),
     ],
 )
@@ -339,21 +336,8 @@ def test_json_of_runs_whose_index_was_part_of_art_is_read():
     assert config.index == LiveIndex(7, False, "float32", 8, 4)
     assert dataclasses.replace(config, index=ART.index) == ART
     assert from_json(to_json(config)) == config
-    changed = with_settings(ART, {"art.refresh_every": 7, "art.index_dtype": "bfloat16"})
-    assert isinstance(changed, ArtConfig)
-    assert changed.index == dataclasses.replace(ART.index, refresh_every=7, dtype="bfloat16")
-
-
-def test_config_files_whose_index_was_part_of_art_are_read():
-    older = ArtConfig(
-        name="a", data=ART.data, encoder=ART.encoder, scorer=ART.scorer, art=Art(top_k=4, refresh_every=7)
-    )
-    assert older.index == LiveIndex(refresh_every=7, write_back=True) and older.art == Art(top_k=4)
-    again = dataclasses.replace(older, art=Art(top_k=4, **OF_THE_INDEX))
-    assert again.index == LiveIndex(7, False, "float32", 8, 4)
-    assert dataclasses.replace(again, index=LiveIndex()).index == LiveIndex()
-    with pytest.raises(TypeError, match="refresh_evry"):
-        Art(refresh_evry=7)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(UsageError, match=r"--index\.refresh-every"):
+        override(ART, ["--art.refresh-every", "7"])
 
 
 def test_a_whole_number_serves_as_a_number():

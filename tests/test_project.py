@@ -102,7 +102,7 @@ def test_package_holds_every_module_and_asset() -> None:
         assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py and would not be installed"
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["jaxretr"]
     shipped = {path for pattern in patterns for path in package.glob(pattern)}
-    data = [path for path in (package / "assets").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    data = [path for path in tracked() if package in path.parents and path.suffix != ".py"]
     assert len(data) >= 5 and set(data) <= shipped
 
 

@@ -27,7 +27,7 @@ if changes.pop("only", None) not in (None, process):
 # Some biases have no gradient but rounding noise; with the usual eps Adam would take full steps along it.
 sections = {"train": {"steps": STEPS, "eval_every": 100, "save_every": 2}, "optimizer": {"eps": 1e-5}}
 if kind == "art":
-    make, more = tiny.art_config, {"art": {"refresh_every": 2}}
+    make, more = tiny.art_config, {"index": {"refresh_every": 2}}
 else:
     make, more = tiny.contrastive_config, {"negatives": {"retrieved": 1}, "data": {"corpus": str(tiny.DATA)}}
 sections |= more

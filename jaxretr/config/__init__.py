@@ -4,7 +4,7 @@ An experiment is a Python file with `def config() -> Config`; command-line overr
 each checkpoint go through this package; both refuse a name that does not exist.
 """
 
-from jaxretr.config.art import INDEX_IN_ART, Art, ArtConfig, ArtData
+from jaxretr.config.art import Art, ArtConfig, ArtData
 from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.choices import (
     LOWER_IS_BETTER,
@@ -38,7 +38,6 @@ from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 __all__ = [
-    "INDEX_IN_ART",
     "KINDS",
     "LOWER_IS_BETTER",
     "AdapterShape",

@@ -1,10 +1,6 @@
 """Training from questions alone (ART)."""
 
-import dataclasses
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxretr.config.data import DevData
 from jaxretr.config.index_aware import IndexAware
@@ -60,33 +56,6 @@ class Art:
     mathematics."""
 
 
-# The settings of an ART run's live index were in its section `art` once. Older config files, JSON files and
-# command lines name its settings there, and are still read: old name in `art` -> name in `index`.
-INDEX_IN_ART = {
-    "refresh_every": "refresh_every",
-    "write_back": "write_back",
-    "index_dtype": "dtype",
-    "block_rows": "block_rows",
-    "encode_rows": "encode_rows",
-}
-
-
-def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Let `Art(...)` take the settings of the index, which `ArtConfig` then moves to its own section."""
-
-    @functools.wraps(init)
-    def accepting(self: "Art", *args: Any, **settings: Any) -> None:
-        moved = {name: settings.pop(name) for name in list(settings) if name in INDEX_IN_ART}
-        init(self, *args, **settings)
-        for name, value in moved.items():
-            object.__setattr__(self, name, value)
-
-    return accepting
-
-
-Art.__init__ = _accept_older_names(Art.__init__)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ArtConfig(Config):
     """Training from questions alone."""
@@ -100,11 +69,3 @@ class ArtConfig(Config):
     index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
     index_aware: IndexAware = field(default_factory=IndexAware)
     table: ScoreTable = field(default_factory=ScoreTable)
-
-    def __post_init__(self) -> None:
-        moved: dict[str, Any] = {
-            INDEX_IN_ART[name]: value for name, value in vars(self.art).items() if name in INDEX_IN_ART
-        }
-        if moved:
-            object.__setattr__(self, "index", dataclasses.replace(self.index, **moved))
-            object.__setattr__(self, "art", dataclasses.replace(self.art))

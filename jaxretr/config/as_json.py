@@ -4,12 +4,19 @@ import dataclasses
 import json
 from typing import Any
 
-from jaxretr.config.art import INDEX_IN_ART
 from jaxretr.config.kinds import KINDS
-from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.run import Config
 from jaxretr.errors import UsageError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
+
+# The section `art` held the settings of the index before `index` was a section: old name in `art` -> name in `index`.
+_INDEX_IN_ART = {
+    "refresh_every": "refresh_every",
+    "write_back": "write_back",
+    "index_dtype": "dtype",
+    "block_rows": "block_rows",
+    "encode_rows": "encode_rows",
+}
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -27,11 +34,8 @@ def from_json(values: dict[str, Any], where: str = "config") -> Config:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise UsageError(f"{where}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
-    if kind == "art" and isinstance(values.get("art"), dict):
-        art, index = dict(values["art"]), values.get("index")
-        moved = {INDEX_IN_ART[name]: art.pop(name) for name in list(art) if name in INDEX_IN_ART}
-        if moved:
-            # An older file names them all; otherwise `write_back` has ART's default.
-            index = index if isinstance(index, dict) else dataclasses.asdict(LiveIndex(write_back=True))
-            values |= {"art": art, "index": index | moved}
+    if kind == "art" and "index" not in values and isinstance(values.get("art"), dict):
+        art = dict(values["art"])
+        index = {new: art.pop(old) for old, new in _INDEX_IN_ART.items() if old in art}
+        values |= {"art": art} | ({"index": index} if index else {})
     return dataclass_from(KINDS[kind], values, where)

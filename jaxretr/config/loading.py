@@ -10,7 +10,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from jaxretr.config.art import INDEX_IN_ART, ArtConfig
 from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
@@ -94,7 +93,7 @@ def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{word}: not expected here; a setting is --section.key VALUE")
     types, settings = setting_types(type(config)), dict[str, Any]()
     for option, values in given:
-        name = _present_name(config, option.removeprefix("--").replace("-", "_"))
+        name = option.removeprefix("--").replace("-", "_")
         section, _, key = name.rpartition(".")
         switch = ".".join(filter(None, (section, key.removeprefix("no_"))))
         put_out = name not in types and types.get(switch) is bool
@@ -157,14 +156,6 @@ def _json(text: str) -> Any:
     return value
 
 
-def _present_name(config: Config, name: str) -> str:
-    """Return a setting's present name, e.g. index.no_write_back for art.no_write_back."""
-    section, _, key = name.partition(".")
-    negated = "no_" if key.startswith("no_") else ""
-    moved = INDEX_IN_ART.get(key.removeprefix("no_"))
-    return f"index.{negated}{moved}" if section == "art" and moved and isinstance(config, ArtConfig) else name
-
-
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the config with other values.
 
@@ -178,7 +169,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     """
     values, types = to_json(config), setting_types(type(config))
     given: dict[str, str] = {}
-    for name, value, source in _flat(config, types, settings):
+    for name, value, source in _flat(types, settings):
         for other in given:
             if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
                 raise UsageError(f"settings: {name} is given twice, as {given[other]} and as {source}; give it once")
@@ -193,19 +184,18 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     return from_json(values, "settings")
 
 
-def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
-    for given, value in settings.items():
-        name = _present_name(config, given)
+def _flat(types: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yield each setting's name, its value as JSON has it, and the name in `settings` that it comes from."""
+    for name, value in settings.items():
         section = section_of(types.get(name))
         if section is not None and isinstance(value, Mapping) and value:
             inner = {f"{name}.{key}": each for key, each in value.items()}
-            yield from ((each, plain, given) for each, plain, _ in _flat(config, types, inner))
+            yield from ((each, plain, name) for each, plain, _ in _flat(types, inner))
         elif is_dataclass(value) and not (isinstance(section, type) and isinstance(value, section)):
             wanted = f"; give {section.__name__}(...) or a dict" if section else ""
-            raise UsageError(f"settings: {given} is a {type(value).__name__}{wanted}")
+            raise UsageError(f"settings: {name} is a {type(value).__name__}{wanted}")
         else:
-            yield name, _plain(value), given
+            yield name, _plain(value), name
 
 
 def _plain(value: Any) -> Any:

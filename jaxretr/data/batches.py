@@ -22,7 +22,6 @@ class QuestionBatches:
       num_examples: examples in an epoch.
       batch_size: examples in a batch, over all hosts and devices.
       seed: the seed of the permutations.
-      steps_per_epoch: batches that begin in an epoch, rounded up.
     """
 
     def __init__(self, num_examples: int, batch_size: int, seed: int):
@@ -40,7 +39,6 @@ class QuestionBatches:
         self.num_examples = num_examples
         self.batch_size = batch_size
         self.seed = seed
-        self.steps_per_epoch = -(-num_examples // batch_size)
         # Grain adds the epoch to its 32-bit seed: neighbouring seeds would share epochs (seed 1's second = seed 2's
         # first) unless they are spread out before.
         spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
@@ -51,10 +49,6 @@ class QuestionBatches:
         if step < 0:
             raise ValueError(f"step {step}: steps count from 0")
         return np.asarray(self._stream[int(step)], np.int64)
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch, counted from 0, of the first example of a step."""
-        return int(step) * self.batch_size // self.num_examples
 
 
 class MadeAhead(Generic[T]):

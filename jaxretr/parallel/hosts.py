@@ -305,6 +305,8 @@ class _Watch(threading.Thread):
     collective, so the process ends from here. Everything that was saved is complete.
     """
 
+    # JAX's own heartbeats do not suffice: they abort with a stack trace (134) that names no process, a callback for them
+    # in Python fails in jaxlib 0.10 (std::bad_cast), and they do not tell why a process failed that still lives.
     stopped = threading.Event()
 
     def __init__(self, lost: int):

@@ -4,13 +4,12 @@ int8 numbers have one float32 scale a row in a second file; a row is its integer
 coordinate being 127 of them.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import ml_dtypes  # noqa: F401  # Makes the name bfloat16 known to numpy.
 import numpy as np
 
 VectorDtype = Literal["float32", "float16", "bfloat16", "int8"]
-VECTOR_DTYPES: tuple[str, ...] = get_args(VectorDtype)
 
 _LARGEST = 127
 
@@ -38,5 +37,5 @@ def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Multiplies rows int8 [n, D] by their scales float32 [n]; returns float32 [n, D]."""
+    """Multiply rows int8 [n, D] by their scales float32 [n]; return float32 [n, D]."""
     return values.astype(np.float32) * np.asarray(scales, np.float32)[:, None]

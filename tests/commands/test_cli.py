@@ -403,7 +403,7 @@ def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Pat
         return TrainResult({}, None, tmp_path / "model")
 
     monkeypatch.setattr(module, "train", train)
-    words = ["--train.steps", "9", "--art.no-write-back", "--workdir", tmp_path, "--optimizer.clip=0.5"]
+    words = ["--train.steps", "9", "--index.no-write-back", "--workdir", tmp_path, "--optimizer.clip=0.5"]
     assert run("train", trained / "tiny_art.py", *words, "--profile-steps", "3:4") == 0
     ((config, workdir, profile_steps),) = seen
     assert profile_steps == (3, 4)

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from export_checks import assert_each_byte_counts
+from given_vectors import store_vectors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_export import make
@@ -29,7 +30,6 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.fingerprints import model_fingerprint
-from jaxretr.stores.given_vectors import store_vectors
 
 # As Google documents a line of a data file; written down here once more, so that our own check is checked.
 SCHEMA = {

@@ -18,7 +18,6 @@ from jaxretr.models.layers import (
     ACTIVATIONS,
     Params,
     define,
-    initialise,
     layer_norm,
     linear,
     matmuls_in,
@@ -54,14 +53,8 @@ def init_head(config: CrossEncoderConfig, seed: int) -> Params:
     return params
 
 
-def init_params(config: CrossEncoderConfig, seed: int) -> Params:
-    """Draw fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
-    backbone = initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)
-    return {BACKBONE: backbone, HEAD: init_head(config, seed)}
-
-
 def abstract_params(config: CrossEncoderConfig) -> Params:
-    """Return the shapes of `init_params`, as ShapeDtypeStructs; allocates nothing."""
+    """Return the shapes of the parameters, as ShapeDtypeStructs: {"bert": the encoder's, "head": as `init_head`}."""
     backbone = define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]
     return {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
 

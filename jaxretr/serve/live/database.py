@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxretr.errors import UserError
 from jaxretr.serve.live import fault_points
 from jaxretr.serve.served import Document, StorageFull
@@ -344,11 +342,6 @@ def lacking(connection: sqlite3.Connection, space: Space) -> int:
 def count(connection: sqlite3.Connection, table: str) -> int:
     """The number of a table's rows."""
     return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-
-
-def as_vector(content: bytes) -> np.ndarray:
-    """A stored vector as an array, float32 [D], read-only."""
-    return np.frombuffer(content, "<f4")
 
 
 def size(folder: Path) -> int:
