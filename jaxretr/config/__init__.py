@@ -11,10 +11,12 @@ from jaxretr.config.choices import (
     Dtype,
     EncodeDtype,
     EngineName,
+    Keyboard,
     Pooling,
     Replacement,
     ScorerKind,
     TrackerName,
+    TypoProfile,
 )
 from jaxretr.config.contrastive import (
     Contrastive,
@@ -60,6 +62,7 @@ __all__ = [
     "ExampleData",
     "IndexAware",
     "Joint",
+    "Keyboard",
     "LiveIndex",
     "Mesh",
     "MlmConfig",
@@ -81,6 +84,7 @@ __all__ = [
     "TrackerName",
     "Tracking",
     "Train",
+    "TypoProfile",
     "Typos",
     "Validation",
     "all_settings",

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import jaxretr
 from jaxretr.assets import QUICKSTART
+from jaxretr.config import Keyboard
 from jaxretr.data.characters import is_letter, look_alike, split_characters
 from jaxretr.data.readers import read_questions
 from jaxretr.data.typos import PROFILES, Typo, TypoGenerator
@@ -369,7 +371,7 @@ def test_random_numbers_are_splitmix64() -> None:
 # ---- keyboards and lists ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keyboard", list(KEYBOARDS))
+@pytest.mark.parametrize("keyboard", get_args(Keyboard))
 def test_neighbours_are_mutual(keyboard: str) -> None:
     keys = neighbours(keyboard)
     assert set("abcdefghijklmnopqrstuvwxyz") <= set(keys)
