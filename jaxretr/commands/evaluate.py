@@ -4,7 +4,7 @@ import argparse
 import logging
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from jaxretr.commands import reranking
 from jaxretr.commands.parsing import (
@@ -17,6 +17,8 @@ from jaxretr.commands.parsing import (
     names,
     splits,
 )
+from jaxretr.commands.typos import add_sources
+from jaxretr.config import TypoProfile
 from jaxretr.errors import UsageError
 from jaxretr.tables import FORMATS
 
@@ -121,16 +123,11 @@ def add_commands(commands: Commands) -> None:
         nargs="?",
         const=(),
         metavar="PROFILES",
-        help="make typos with these profiles, separated by commas: dictionary, single_word, spacing (default: all)",
+        help=f"make typos with these profiles, separated by commas: {', '.join(get_args(TypoProfile))} (default: all)",
     )
     add("--draws", type=at_least_one, metavar="N", help="query variants per question and profile (default: 10)")
     add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
-    add(
-        "--keyboard",
-        choices=("qwerty", "qwertz", "azerty"),
-        help="for dictionary and single_word: keyboard layout (default: qwerty)",
-    )
-    add("--misspellings", metavar="FILE", help="for dictionary, as jaxretr typos reads it (default: English)")
+    add_sources(add)
     add(
         "--typo-queries",
         type=_named_file,
@@ -281,7 +278,6 @@ def _of_suite(args: argparse.Namespace) -> "SuiteReport":
 
 def _of_typos(args: argparse.Namespace) -> "TypoReport":
     from jaxretr.commands.model import model_loader
-    from jaxretr.data.typos import PROFILES
     from jaxretr.evaluate.measuring import OF_QRELS
     from jaxretr.evaluate.typo_robustness import evaluate_typos
 
@@ -295,7 +291,7 @@ def _of_typos(args: argparse.Namespace) -> "TypoReport":
         [model_loader(each) for each in (args, *others)],
         beir=args.beir,
         splits=args.split,
-        profiles=() if args.typos is None else args.typos or PROFILES,
+        profiles=() if args.typos is None else args.typos or get_args(TypoProfile),
         draws=args.draws or 10,
         seed=args.seed or 0,
         keyboard=args.keyboard,

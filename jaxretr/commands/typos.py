@@ -1,8 +1,11 @@
 """`jaxretr typos`: versions of a file of queries with typos."""
 
 import argparse
+from collections.abc import Callable
+from typing import Any, get_args
 
 from jaxretr.commands.parsing import Commands, at_least_one
+from jaxretr.config import Keyboard, TypoProfile
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,15 +20,22 @@ def add_commands(commands: Commands) -> None:
     add("--out", metavar="DIR", required=True, help="folder for PROFILE-00.jsonl, PROFILE-01.jsonl, ... and typos.json")
     add(
         "--profile",
-        choices=("dictionary", "single_word", "spacing"),
+        choices=get_args(TypoProfile),
         default="dictionary",
         help="dictionary: a fifth of the words, by a list of misspellings, neighbouring keys and swaps; single_word: "
         "one character of one word, the query lower-cased; spacing: words joined or split, letters swapped (default: "
         "%(default)s)",
     )
+    add_sources(add)
+    add("--draws", type=at_least_one, default=10, metavar="N", help="variants of each query (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the typos (default: %(default)s)")
+
+
+def add_sources(add: Callable[..., Any]) -> None:
+    """Add the options for what typos are made from."""
     add(
         "--keyboard",
-        choices=("qwerty", "qwertz", "azerty"),
+        choices=get_args(Keyboard),
         help="for dictionary and single_word: keyboard layout (default: qwerty)",
     )
     add(
@@ -33,8 +43,6 @@ def add_commands(commands: Commands) -> None:
         metavar="FILE",
         help="for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz (default: English)",
     )
-    add("--draws", type=at_least_one, default=10, metavar="N", help="variants of each query (default: %(default)s)")
-    add("--seed", type=int, default=0, help="seed of the typos (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:

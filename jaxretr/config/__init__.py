@@ -11,10 +11,12 @@ from jaxretr.config.choices import (
     Dtype,
     EncodeDtype,
     EngineName,
+    Keyboard,
     Pooling,
     Replacement,
     ScorerKind,
     TrackerName,
+    TypoProfile,
 )
 from jaxretr.config.contrastive import (
     Contrastive,
@@ -59,6 +61,7 @@ __all__ = [
     "ExampleData",
     "IndexAware",
     "Joint",
+    "Keyboard",
     "LiveIndex",
     "Mesh",
     "MlmConfig",
@@ -80,6 +83,7 @@ __all__ = [
     "TrackerName",
     "Tracking",
     "Train",
+    "TypoProfile",
     "Typos",
     "Validation",
     "all_settings",

@@ -9,6 +9,10 @@ EngineName = Literal["scann", "faiss"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 Replacement = Literal["unused", "oldest", "worst"]
 TrackerName = Literal["wandb", "mlflow"]
+# Functions of jaxretr/data/typos/profiles.py, in an order that is part of each typo's key.
+TypoProfile = Literal["dictionary", "single_word", "spacing"]
+# Layouts of jaxretr/data/typos/keyboards.py.
+Keyboard = Literal["qwerty", "qwertz", "azerty"]
 # Ways to pool token vectors, by sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 

@@ -1,7 +1,8 @@
 """Training for misspelt questions."""
 
 from dataclasses import dataclass
-from typing import Literal
+
+from jaxretr.config.choices import Keyboard, TypoProfile
 
 
 @dataclass(frozen=True)
@@ -13,9 +14,9 @@ class Typos:
     nothing changes.
     """
 
-    profile: Literal["dictionary", "single_word", "spacing"] = "dictionary"
+    profile: TypoProfile = "dictionary"
     """Kind of typos in questions (jaxretr/data/typos/__init__.py)."""
-    keyboard: Literal["qwerty", "qwertz", "azerty"] = "qwerty"
+    keyboard: Keyboard = "qwerty"
     """Keyboard layout that determines which keys are neighbours."""
     misspellings: str | None = None
     """A dictionary of one's own for the profile "dictionary"; None: codespell's."""

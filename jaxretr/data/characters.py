@@ -4,12 +4,15 @@
 import re
 import unicodedata
 from functools import lru_cache
-from itertools import pairwise
 
-_JOINER = "\u200d"
-# Code points that belong to the character before them and are not marks by their category: joiners, the half-width
-# voiced sound marks of Japanese, the vowel am of Thai and Lao.
-_EXTENDING = frozenset("\u200c\u200d\uff9e\uff9f\u0e33\u0eb3")
+import regex
+
+# Code points that belong to the character before them: marks, joiners, the half-width voiced sound marks of Japanese, the
+# vowel am of Thai and Lao, vowels and final consonants of Korean syllables that are spelt out, skin tones. Not `\X`: that
+# makes क्या one character, parts some vowels of Burmese from their consonant, and changes with versions of Unicode.
+_EXTENDING = r"[\p{M}\u200c\u200d\uff9e\uff9f\u0e33\u0eb3\u1160-\u11ff\ud7b0-\ud7ff\U0001f3fb-\U0001f3ff]"
+_CHARACTER = regex.compile(rf".{_EXTENDING}*+", regex.DOTALL)
+_EXTENDS = regex.compile(_EXTENDING)
 
 # Letters that are easily taken for each other, in some type face or side by side (rn for m), also of other scripts.
 _SHAPES = {
@@ -38,46 +41,15 @@ def plain_forms(text: str) -> str:
 def split_characters(text: str) -> list[str]:
     """Split a text into characters as readers see them: code points that belong to a letter or picture stay with it.
 
-    Such are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
-    syllables that are spelt out, and pictures joined to one.
+    Such are combining marks, variation selectors, joiners and skin tones, and the vowels and final consonants of Korean
+    syllables that are spelt out.
     """
-    begins: list[int] = []
-    for at, character in enumerate(text):
-        if not begins or not (extends(character) or _is_joined(text[begins[-1]], text[at - 1], character)):
-            begins.append(at)
-    return [text[begin:end] for begin, end in pairwise([*begins, len(text)])]
+    return list(text) if text.isascii() else _CHARACTER.findall(text)
 
 
-def extends(character: str) -> bool:
-    """Whether a character belongs to the one before it."""
-    if character.isascii():
-        return False
-    return (
-        character in _EXTENDING
-        or unicodedata.category(character)[0] == "M"
-        or "\u1160" <= character <= "\u11ff"
-        or "\ud7b0" <= character <= "\ud7ff"
-        or "\U0001f3fb" <= character <= "\U0001f3ff"
-    )
-
-
-def _is_joined(first: str, before: str, character: str) -> bool:
-    # Letters behind a joiner (of Indian scripts, of Persian) are characters of their own.
-    return before == _JOINER and not first.isalnum() and not character.isalnum()
-
-
-def spans_of_characters(text: str) -> list[tuple[int, int]]:
-    """Return begin and end of each letter or digit of a text, with its combining marks."""
-    if text.isascii() or not any(map(extends, set(text))):
-        return [(at, at + 1) for at, character in enumerate(text) if character.isalnum()]
-    spans, begin = [], 0
-    for character in split_characters(text):
-        end = begin + len(character)
-        # A combining mark without its letter would move to another letter.
-        if character[0].isalnum() and not extends(character[0]):
-            spans.append((begin, end))
-        begin = end
-    return spans
+def is_letter(character: str) -> bool:
+    """Whether a character, with its marks, is a letter or digit; a mark without its letter would move to another."""
+    return character[0].isalnum() and (character.isascii() or not _EXTENDS.match(character))
 
 
 def look_alike(one: str, other: str) -> bool:

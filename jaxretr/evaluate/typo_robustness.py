@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.data.typos import PROFILES, TypoGenerator
+from jaxretr.data.typos import PROFILES, TypoGenerator, generators
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Search
@@ -61,12 +61,12 @@ def evaluate_typos(
     measures.evaluate({"": {}}, {}, metrics)
     if not profiles and not queries:
         raise UsageError("there are no typos to measure; name profiles, or give queries with typos")
-    generators = _generators(profiles, seed, keyboard, misspellings)
+    made = generators(profiles, keyboard=keyboard, misspellings=misspellings, seed=seed)
     questions, of_names = read_splits(beir, splits)
     typed = _read_typed(queries or {}, questions, of_names)
-    if clash := typed.keys() & {*generators, CLEAN}:
+    if clash := typed.keys() & {*made, CLEAN}:
         raise UsageError(f"queries named '{min(clash)}': the name is taken; choose another one")
-    typos = {name: _typos(split, generators, draws, typed) for name, split in of_names.items()}
+    typos = {name: _typos(split, made, draws, typed) for name, split in of_names.items()}
     corpus = read_corpus(beir)
     models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
     values: dict[str, dict[str, AlteredValues]] = {name: {} for name in of_names}
@@ -96,7 +96,7 @@ def evaluate_typos(
         }
         found = {metric: TypoMetric.of(values[name], list(kinds), metric, len(models)) for metric in metrics}
         results[name] = TypoSplit(len(split.qrels), kinds, found)
-    return TypoReport(_settings(generators, draws, misspellings), results, values)
+    return TypoReport(_settings(made, draws, misspellings), results, values)
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
@@ -110,28 +110,13 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
 # ---- questions with typos --------------------------------------------------------------------------------------------
 
 
-def _generators(
-    profiles: Sequence[str], seed: int, keyboard: str | None, misspellings: _Path | None
-) -> dict[str, TypoGenerator]:
-    for setting, value, users in (
-        ("misspellings", misspellings, ("dictionary",)),
-        ("keyboard", keyboard, ("dictionary", "single_word")),
-    ):
-        if value is not None and not set(users) & set(profiles):
-            raise UsageError(f"{setting} is for the typos of {' and '.join(users)}: leave it out, or name these")
-    return {
-        profile: TypoGenerator(profile, keyboard=keyboard or "qwerty", misspellings=misspellings, seed=seed)
-        for profile in profiles
-    }
-
-
 def _typos(
-    split: Split, generators: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
+    split: Split, makers: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
 ) -> dict[str, Draws]:
     """The questions of each draw, by kind; generated ones equal those in the files that `jaxretr typos` writes."""
     made: dict[str, Draws] = {
         profile: [generator.texts(split.texts, draw, split.rows) for draw in range(draws)]
-        for profile, generator in generators.items()
+        for profile, generator in makers.items()
     }
     return made | {kind: [[texts[q.id] for q in split.questions] for texts in files] for kind, files in typed.items()}
 
@@ -173,14 +158,12 @@ def _read_typed(
     return found
 
 
-def _settings(
-    generators: Mapping[str, TypoGenerator], draws: int, misspellings: _Path | None
-) -> dict[str, object] | None:
-    if not generators:
+def _settings(makers: Mapping[str, TypoGenerator], draws: int, misspellings: _Path | None) -> dict[str, object] | None:
+    if not makers:
         return None
-    first = next(iter(generators.values()))
+    first = next(iter(makers.values()))
     return {
-        "profiles": list(generators),
+        "profiles": list(makers),
         "draws": draws,
         "seed": first.seed,
         "keyboard": first.keyboard,

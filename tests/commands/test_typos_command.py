@@ -136,8 +136,12 @@ def test_a_list_of_ones_own_is_a_setting(queries: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--profile", "spacing", "--keyboard", "qwertz"], 2, "--keyboard belongs to dictionary and single_word"),
-        (["--profile", "single_word", "--misspellings", "x"], 2, "--misspellings belongs to --profile dictionary"),
+        (
+            ["--profile", "spacing", "--keyboard", "qwertz"],
+            2,
+            "keyboard is for the typos of dictionary and single_word",
+        ),
+        (["--profile", "single_word", "--misspellings", "x"], 2, "misspellings is for the typos of dictionary"),
         (["--profile", "words"], 2, "invalid choice: 'words'"),
         (["--keybord", "qwertz"], 2, "did you mean '--keyboard'?"),
         (["--draws", "0"], 2, "not a whole number from 1"),

@@ -26,8 +26,9 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from jaxretr.config import TypoProfile
 from jaxretr.data.typos import profiles as typo_profiles
 from jaxretr.data.typos.draws import Draws, output
 from jaxretr.data.typos.keyboards import neighbours
@@ -35,13 +36,7 @@ from jaxretr.data.typos.misspellings import read_misspellings
 from jaxretr.data.typos.words import Sources, Words
 from jaxretr.errors import UsageError, did_you_mean
 
-PROFILES = ("dictionary", "single_word", "spacing")
-
-_CHANGES: dict[str, typo_profiles.Change] = {
-    "dictionary": typo_profiles.dictionary,
-    "single_word": typo_profiles.single_word,
-    "spacing": typo_profiles.spacing,
-}
+PROFILES: tuple[TypoProfile, ...] = get_args(TypoProfile)
 _NOT_SPACE = re.compile(r"\S+")
 
 
@@ -91,7 +86,7 @@ class TypoGenerator:
             hint = did_you_mean(profile, PROFILES) or f" (there are {', '.join(PROFILES)})"
             raise UsageError(f"unknown profile of typos '{profile}'{hint}")
         self.profile, self.keyboard, self.misspellings, self.seed = profile, keyboard, misspellings, seed
-        self._change = _CHANGES[profile]
+        self._change: typo_profiles.Change = getattr(typo_profiles, profile)
         self._lowers = profile == "single_word"
         keys = neighbours(keyboard)
         table = read_misspellings(misspellings) if profile == "dictionary" else {}
@@ -155,3 +150,22 @@ class TypoGenerator:
         if not operations:
             return Typo(text, operations)
         return Typo(gaps[0] + "".join(map(operator.add, words, gaps[1:])), operations)
+
+
+def generators(
+    profiles: Iterable[str], *, keyboard: str | None = None, misspellings: str | Path | None = None, seed: int = 0
+) -> dict[str, TypoGenerator]:
+    """Return a generator for each of several profiles with the same settings; None: the default.
+
+    Raises:
+      UsageError: a setting that no profile reads; see `TypoGenerator` for other errors.
+    """
+    profiles = tuple(profiles)
+    for setting, value, readers in (
+        ("misspellings", misspellings, ("dictionary",)),
+        ("keyboard", keyboard, ("dictionary", "single_word")),
+    ):
+        if value is not None and not set(readers) & set(profiles):
+            raise UsageError(f"{setting} is for the typos of {' and '.join(readers)}; leave it out, or name these")
+    settings = {"keyboard": keyboard or "qwerty", "misspellings": misspellings, "seed": seed}
+    return {profile: TypoGenerator(profile, **settings) for profile in profiles}

@@ -1,5 +1,10 @@
 """Random numbers that are a function of the key by which they are asked for, and of nothing else."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -46,3 +51,9 @@ class Draws:
         product = self._fraction * n
         self._fraction = product & _MASK
         return product >> 64
+
+    def one_of(self, items: Sequence[_Item]) -> _Item:
+        """Return one of the items, each with the same chance."""
+        product = self._fraction * len(items)
+        self._fraction = product & _MASK
+        return items[product >> 64]

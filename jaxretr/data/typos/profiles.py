@@ -21,17 +21,16 @@ def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Wo
     done: list[tuple[int, str]] = []
     for index in _in_random_order(len(words), draws):
         word = table[words[index]]
-        if len(word.shape.characters) == 1:  # It is drawn as often as any other, and stays as it is.
+        if len(word.letters) == 1:  # It is drawn as often as any other, and stays as it is.
             operation, typo = "", word.text
         elif not word.can_be_misspelt:
             continue
         elif word.misspelt:
-            operation, typo = "dictionary", word.misspelt[draws.below(len(word.misspelt))]
-        elif word.keyed and (not word.shape.pairs or draws.below(2)):
-            begin, end, near = word.key(draws.below(len(word.keyed)))
-            operation, typo = "keyboard", word.replaced(begin, end, near[draws.below(len(near))])
+            operation, typo = "dictionary", draws.one_of(word.misspelt)
+        elif word.keyed and (not word.pairs or draws.below(2)):
+            operation, typo = _keyboard(word, draws)
         else:
-            operation, typo = "swap", word.swapped(word.shape.pairs[draws.below(len(word.shape.pairs))])
+            operation, typo = _swap(word, draws)
         if typo != word.text:  # A swap of equal letters is drawn as often as any other, and changes nothing.
             words[index] = typo
             done.append((index, operation))
@@ -63,90 +62,70 @@ def single_word(words: list[str], gaps: list[str] | None, draws: Draws, table: W
     # It ends: a letter can be inserted into any word that has one.
     while True:
         draws.renew()
-        index = candidates[draws.below(len(candidates))]
+        index = draws.one_of(candidates)
         word = table[words[index]]
-        operation, typo = _OPERATIONS[draws.below(len(_OPERATIONS))](word, draws)
+        operation, typo = draws.one_of(_OPERATIONS)(word, draws)
         if typo != word.text:
             words[index] = typo
             return (operation,)
 
 
 def _delete(word: Word, draws: Draws) -> tuple[str, str]:
-    if not word.shape.removable:
+    if not word.removable:
         return "", word.text
-    begin, end = word.shape.removable[draws.below(len(word.shape.removable))]
-    return "delete", word.text[:begin] + word.text[end:]
+    letter = draws.one_of(word.removable)
+    return "delete", word.changed(letter, letter + 1, "")
 
 
 def _swap(word: Word, draws: Draws) -> tuple[str, str]:
-    if not word.shape.pairs:
-        return "", word.text
-    return "swap", word.swapped(word.shape.pairs[draws.below(len(word.shape.pairs))])
+    return ("swap", word.swapped(draws.one_of(word.pairs))) if word.pairs else ("", word.text)
 
 
 def _insert(word: Word, draws: Draws) -> tuple[str, str]:
-    place = word.shape.gaps[draws.below(len(word.shape.gaps))]
-    letter = word.letters[draws.below(len(word.letters))]
-    return "insert", word.text[:place] + letter + word.text[place:]
+    place = draws.one_of(word.gaps)
+    return "insert", word.changed(place, place, draws.one_of(word.alphabet))
 
 
 def _substitute(word: Word, draws: Draws) -> tuple[str, str]:
-    begin, end = word.shape.characters[draws.below(len(word.shape.characters))]
-    letter = word.letters[draws.below(len(word.letters))]
+    number, letter = draws.one_of(word.letters), draws.one_of(word.alphabet)
     # The name says how the change looks: the released data, whose shares are compared, do not tell how they were made.
-    near = letter in word.keys.get(word.text[begin:end], "")
-    return "keyboard" if near else "substitute", word.replaced(begin, end, letter)
+    near = letter in word.sources.keys.get(word.characters[number], "")
+    return "keyboard" if near else "substitute", word.replaced(number, letter)
 
 
 def _keyboard(word: Word, draws: Draws) -> tuple[str, str]:
     if not word.keyed:
         return "", word.text
-    begin, end, near = word.key(draws.below(len(word.keyed)))
-    return "keyboard", word.replaced(begin, end, near[draws.below(len(near))])
+    number, near = draws.one_of(word.keyed)
+    return "keyboard", word.replaced(number, draws.one_of(near))
 
 
 _OPERATIONS = (_delete, _swap, _insert, _substitute, _keyboard)
+_SPACINGS = ("join", "split", "swap")
 
 
 def spacing(words: list[str], gaps: list[str] | None, draws: Draws, table: Words) -> tuple[str, ...]:
     """Join two words, split one, or exchange two letters side by side that do not look alike."""
     for number in _in_random_order(len(_SPACINGS), draws):
-        operation, places, change = _SPACINGS[number]
+        operation = _SPACINGS[number]
         # The first possible place in random order: each of them has the same chance, and few words are looked at.
         for at in _in_random_order(len(words), draws):
-            if places(words, at, table):
-                change(words, at, table, draws)
-                if operation == "join" and gaps is not None:
+            word = table[words[at]]
+            if operation == "join":
+                # Letters must meet, not punctuation.
+                if word.letters[-1:] != (len(word.characters) - 1,):
+                    continue
+                if at + 1 == len(words) or table[words[at + 1]].letters[:1] != (0,):
+                    continue
+                words[at : at + 2] = [words[at] + words[at + 1]]
+                if gaps is not None:
                     del gaps[at + 1]
-                return (operation,)
+            elif operation == "split" and word.can_be_split:
+                middle = draws.one_of(word.pairs) + 1
+                words[at] = word.changed(middle, middle, " ")
+            elif operation == "swap" and word.transposable:
+                words[at] = word.swapped(draws.one_of(word.transposable))
+            else:
+                continue
+            return (operation,)
     return ()
-
-
-def _can_join(words: list[str], at: int, table: Words) -> bool:
-    return at + 1 < len(words) and table[words[at]].ends_plain and table[words[at + 1]].begins_plain
-
-
-def _join(words: list[str], at: int, table: Words, draws: Draws) -> None:
-    words[at : at + 2] = [words[at] + words[at + 1]]
-
-
-def _can_split(words: list[str], at: int, table: Words) -> bool:
-    return table[words[at]].can_be_split
-
-
-def _split(words: list[str], at: int, table: Words, draws: Draws) -> None:
-    word = table[words[at]]
-    _, middle, _ = word.shape.pairs[draws.below(len(word.shape.pairs))]
-    words[at] = f"{word.text[:middle]} {word.text[middle:]}"
-
-
-def _can_transpose(words: list[str], at: int, table: Words) -> bool:
-    return bool(table[words[at]].transposable)
-
-
-def _transpose(words: list[str], at: int, table: Words, draws: Draws) -> None:
-    word = table[words[at]]
-    words[at] = word.swapped(word.shape.pairs[word.transposable[draws.below(len(word.transposable))]])
-
-
-_SPACINGS = (("join", _can_join, _join), ("split", _can_split, _split), ("swap", _can_transpose, _transpose))

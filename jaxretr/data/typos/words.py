@@ -1,22 +1,21 @@
 """A word as typos see it: its letters and digits, whole with their marks, and the changes that it allows."""
 
-from array import array
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from jaxretr.data.characters import look_alike, spans_of_characters
+from jaxretr.data.characters import is_letter, look_alike, split_characters
 from jaxretr.data.typos.stop_words import STOP_WORDS
 
-# Words that are remembered with the facts found about them, half a kilobyte each; of longer ones the last.
-_MOST_WORDS = 1 << 15
-_LONGEST_WORD = 64
+# Letters of all the words that are remembered with the facts found about them, some 200 bytes each.
+_MOST_LETTERS = 1 << 18
 
 # Letters of the words that the single-word profile prefers, and the rank of those that it never takes.
 _SHORTEST = 3
 NO_LETTER = 3
 
+_Key = TypeVar("_Key", bound=Sized)
 _Value = TypeVar("_Value")
 
 
@@ -34,60 +33,39 @@ class Sources(NamedTuple):
     misspellings: Mapping[str, tuple[str, ...]]
 
 
-class Shape:
-    """The places of the characters in a word.
+class _Remembered(dict[_Key, _Value]):
+    """A value of each key, made on demand; all are forgotten when the keys have too many letters together."""
 
-    Attributes:
-      characters: begin and end of each letter or digit, with its combining marks.
-    """
+    def __init__(self, make: Callable[[_Key], _Value]):
+        super().__init__()
+        self._make = make
+        self._letters = 0
 
-    def __init__(self, characters: Sequence[tuple[int, int]]):
-        self.characters = characters
-
-    @cached_property
-    def pairs(self) -> Sequence[tuple[int, int, int]]:
-        """Begin, middle and end of each two characters side by side."""
-        return [(b, m, e) for (b, m), (n, e) in pairwise(self.characters) if m == n]
-
-    @cached_property
-    def removable(self) -> Sequence[tuple[int, int]]:
-        """Begin and end of the characters that are next to another one."""
-        return sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
-
-    @cached_property
-    def gaps(self) -> Sequence[int]:
-        """The places where a character can be inserted: before and behind each one."""
-        return sorted({place for span in self.characters for place in span})
+    def __missing__(self, key: _Key) -> _Value:
+        self._letters += len(key)
+        if self._letters > _MOST_LETTERS:
+            self.clear()
+            self._letters = len(key)
+        value = self[key] = self._make(key)
+        return value
 
 
-class _ShapeOfLetters(Shape):
-    """The shape of a word of letters and digits alone, with no lists of places: words may have millions."""
+class _Shape(NamedTuple):
+    """The numbers of a word's letters, which words of the same length share to save time and memory; see `Word`."""
 
-    def __init__(self, number: int):
-        super().__init__(_Places(number, 2))
-        self.pairs = _Places(number - 1, 3)
-        self.removable = self.characters if number > 1 else []
-        self.gaps = range(number + 1)
-
-
-class _Places(Sequence[Any]):
-    """The sequence (0, 1, ...), (1, 2, ...), ... of `count` tuples of `width` numbers, without memory for them."""
-
-    def __init__(self, count: int, width: int):
-        self._count, self._width = count, width
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, at: Any) -> Any:
-        begin = range(self._count)[at]
-        return tuple(range(begin, begin + self._width))
+    letters: Sequence[int]
+    pairs: Sequence[int]
+    removable: Sequence[int]
+    gaps: Sequence[int]
 
 
-@lru_cache(maxsize=_LONGEST_WORD)
-def _shape_of_letters(number: int) -> Shape:
-    """The shape of a word of letters alone, which words of the same length share to save time and memory."""
-    return Shape([(at, at + 1) for at in range(number)])
+def _shape(letters: tuple[int, ...]) -> _Shape:
+    pairs = [one for one, other in pairwise(letters) if other == one + 1]
+    removable, gaps = (sorted({place for one in ones for place in (one, one + 1)}) for ones in (pairs, letters))
+    return _Shape(letters, pairs, removable, gaps)
+
+
+_SHAPES = _Remembered(_shape)
 
 
 class Word:
@@ -95,8 +73,12 @@ class Word:
 
     Attributes:
       text: the whole text, with the punctuation around it.
-      shape: the places of its characters.
-      keys: {letter: its neighbours on the keyboard}.
+      sources: the lists that typos are made from.
+      characters: the text's characters, each with its marks.
+      letters: the numbers of the characters that are letters or digits.
+      pairs: the first of each two letters side by side.
+      removable: the letters that are next to another one.
+      gaps: the places where a letter can be inserted: before and behind each one.
     """
 
     def __init__(self, text: str, sources: Sources):
@@ -107,44 +89,35 @@ class Word:
           sources: the lists that typos are made from.
         """
         self.text = text
-        self.keys = sources.keys
-        self._sources = sources
-        if not (text.isascii() and text.isalnum()):
-            self.shape = Shape(spans_of_characters(text))
-        elif len(text) <= _LONGEST_WORD:
-            self.shape = _shape_of_letters(len(text))
+        self.sources = sources
+        self.characters = split_characters(text)
+        if text.isascii() and text.isalnum():
+            letters = tuple(range(len(text)))
         else:
-            self.shape = _ShapeOfLetters(len(text))
+            letters = tuple(number for number, character in enumerate(self.characters) if is_letter(character))
+        self.letters, self.pairs, self.removable, self.gaps = _SHAPES[letters]
 
     @cached_property
-    def keyed(self) -> Sequence[int]:
-        """The numbers of the characters with a key."""
-        text, keys = self._lower, self.keys
-        if len(self.shape.characters) == len(text):
-            return array("i", (at for at, letter in enumerate(text) if letter in keys))
-        return array("i", (at for at, (b, e) in enumerate(self.shape.characters) if text[b:e] in keys))
-
-    @cached_property
-    def _lower(self) -> str:
-        text = self.text.lower()
-        return text if len(text) == len(self.text) else self.text  # İ becomes two characters.
-
-    def key(self, number: int) -> tuple[int, int, str]:
-        """Begin and end of one of the characters with a key, and the letters on the keys next to it."""
-        begin, end = self.shape.characters[self.keyed[number]]
-        return begin, end, self.keys[self._lower[begin:end]]
+    def keyed(self) -> list[tuple[int, str]]:
+        """The letters with a key, each with the letters on the keys next to it."""
+        # İ becomes two characters, and a word with it stays in its case.
+        lower, near = self.text.lower(), self.sources.keys
+        characters = split_characters(lower) if len(lower) == len(self.text) else self.characters
+        return [(number, near[key]) for number in self.letters if (key := characters[number]) in near]
 
     @cached_property
     def plain(self) -> str:
         """The word's form in lists: in lower case, with the straight apostrophe, without the punctuation around it."""
-        if not self.shape.characters:
-            return ""
-        return self.text[self.shape.characters[0][0] : self.shape.characters[-1][1]].lower().replace("\u2019", "'")
+        return self._inner.lower().replace("\u2019", "'")
+
+    @property
+    def _inner(self) -> str:
+        return "".join(self.characters[self.letters[0] : self.letters[-1] + 1]) if self.letters else ""
 
     @cached_property
     def letter_count(self) -> int:
-        """The number of the word's characters that are letters."""
-        return sum(self.text[begin].isalpha() for begin, _ in self.shape.characters)
+        """The number of the word's characters that are letters, not digits."""
+        return sum(self.characters[number][0].isalpha() for number in self.letters)
 
     @cached_property
     def misspelt(self) -> list[str]:
@@ -154,114 +127,74 @@ class Word:
         their own. Stop words of fewer than five letters are not looked up.
         """
         plain = self.plain
-        if plain not in self._sources.misspellings or (len(plain) < 5 and plain in STOP_WORDS):
+        if plain not in self.sources.misspellings or (len(plain) < 5 and plain in STOP_WORDS):
             return []
-        begin, end = self.shape.characters[0][0], self.shape.characters[-1][1]
-        pattern = self.text[begin:end]
         return [
-            self.text[:begin] + in_case_of(pattern, wrong) + self.text[end:]
-            for wrong in self._sources.misspellings[plain]
-            if form(plain, wrong, self.keys) not in ("swap", "keyboard")
+            self.changed(self.letters[0], self.letters[-1] + 1, in_case_of(self._inner, wrong))
+            for wrong in self.sources.misspellings[plain]
+            if form(plain, wrong, self.sources.keys) not in ("swap", "keyboard")
         ]
 
     @cached_property
     def can_be_misspelt(self) -> bool:
-        """Whether the word has two characters, and some operation of the dictionary profile changes them."""
-        return len(self.shape.characters) > 1 and bool(self.misspelt or self.keyed or self.shape.pairs)
+        """Whether the word has two letters, and some operation of the dictionary profile changes them."""
+        return len(self.letters) > 1 and bool(self.misspelt or self.keyed or self.pairs)
 
     @cached_property
-    def letters(self) -> str | list[str]:
+    def alphabet(self) -> Sequence[str]:
         """The letters from which a random one is drawn: the keyboard's, or the word's own if none of them has a key."""
         if self.keyed:
-            return self._sources.letters
-        return [self.text[b:e] for b, e in self.shape.characters if self.text[b].isalpha()]
+            return self.sources.letters
+        return [self.characters[number] for number in self.letters if self.characters[number][0].isalpha()]
 
     @cached_property
     def can_be_split(self) -> bool:
-        """Whether the word has four letters, and two characters side by side to part."""
-        return self.letter_count > 3 and bool(self.shape.pairs)
+        """Whether the word has four letters, and two side by side to part."""
+        return self.letter_count > 3 and bool(self.pairs)
 
     @cached_property
-    def begins_plain(self) -> bool:
-        """Whether the word begins with a letter or digit."""
-        return bool(self.shape.characters) and self.shape.characters[0][0] == 0
+    def transposable(self) -> list[int]:
+        """The pairs whose exchange can be seen: two letters of different shape."""
+        ones, others = self.characters, self.characters[1:]
+        return [
+            n
+            for n in self.pairs
+            if ones[n][0].isalpha() and others[n][0].isalpha() and not look_alike(ones[n], others[n])
+        ]
 
-    @cached_property
-    def ends_plain(self) -> bool:
-        """Whether the word ends with a letter or digit."""
-        return bool(self.shape.characters) and self.shape.characters[-1][1] == len(self.text)
+    def swapped(self, pair: int) -> str:
+        """The word with two letters exchanged; upper and lower case stay where they are."""
+        one, other = self.characters[pair : pair + 2]
+        return self.changed(pair, pair + 2, in_case_of(one, other) + in_case_of(other, one))
 
-    @cached_property
-    def transposable(self) -> Sequence[int]:
-        """The numbers of the pairs whose exchange can be seen: two letters of different shape."""
-        text = self.text
-        return array(
-            "i",
-            (
-                at
-                for at, (b, m, e) in enumerate(self.shape.pairs)
-                if text[b].isalpha() and text[m].isalpha() and not look_alike(text[b:m], text[m:e])
-            ),
-        )
-
-    def swapped(self, pair: tuple[int, int, int]) -> str:
-        """The word with two characters exchanged; upper and lower case stay where they are."""
-        b, m, e = pair
-        text = self.text
-        one, other = text[b:m], text[m:e]
-        if one.islower() and other.islower():
-            return text[:b] + other + one + text[e:]
-        return text[:b] + in_case_of(one, other) + in_case_of(other, one) + text[e:]
-
-    def replaced(self, begin: int, end: int, letter: str) -> str:
+    def replaced(self, number: int, letter: str) -> str:
         """The word with another letter in a character's place, in its case."""
-        text = self.text
-        return text[:begin] + in_case_of(text[begin:end], letter) + text[end:]
+        return self.changed(number, number + 1, in_case_of(self.characters[number], letter))
+
+    def changed(self, begin: int, end: int, text: str) -> str:
+        """The word with a text in the place of the characters from `begin` to before `end`."""
+        characters = self.characters.copy()
+        characters[begin:end] = (text,)
+        return "".join(characters)
 
 
-class Words(dict[str, Word]):
-    """The `Word` of each text, made on demand and remembered for a while.
+class Words(_Remembered[str, Word]):
+    """The `Word` of each text.
 
     Attributes:
       ranks: text -> the order in which the single-word profile prefers it: 0 first, `NO_LETTER` never.
     """
 
     def __init__(self, sources: Sources):
-        super().__init__()
-        self._sources = sources
-        self._long: Word | None = None
-        self.ranks = _Ranks(self)
+        super().__init__(lambda text: Word(text, sources))
+        self.ranks = _Remembered(self._rank)
 
-    def __missing__(self, text: str) -> Word:
-        if self._long is not None and self._long.text == text:
-            return self._long
-        word = Word(text, self._sources)
-        _remember(self, text, word)
-        if len(text) > _LONGEST_WORD:
-            self._long = word
-        return word
-
-
-class _Ranks(dict[str, int]):
-    def __init__(self, words: Words):
-        super().__init__()
-        self._words = words
-
-    def __missing__(self, text: str) -> int:
+    def _rank(self, text: str) -> int:
         # Most words are plain letters, and need not be taken apart for this.
         plain, letters = text, len(text)
         if not (text.isascii() and text.isalpha()):
-            plain, letters = self._words[text].plain, self._words[text].letter_count
-        rank = int(plain in STOP_WORDS) if letters >= _SHORTEST else 2 if letters else NO_LETTER
-        _remember(self, text, rank)
-        return rank
-
-
-def _remember(table: dict[str, _Value], text: str, value: _Value) -> None:
-    if len(text) <= _LONGEST_WORD:
-        if len(table) >= _MOST_WORDS:
-            table.clear()
-        table[text] = value
+            plain, letters = self[text].plain, self[text].letter_count
+        return int(plain in STOP_WORDS) if letters >= _SHORTEST else 2 if letters else NO_LETTER
 
 
 # ---- spellings -------------------------------------------------------------------------------------------------------

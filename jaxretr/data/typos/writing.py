@@ -3,17 +3,17 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
-from jaxretr.data.typos import Typo, TypoGenerator
-from jaxretr.errors import UsageError, UserError
+from jaxretr.data.typos import Typo, generators
+from jaxretr.errors import UserError
 from jaxretr.progress import Progress
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, sha256
 
 SUMMARY = "typos.json"
 _ANOTHER_PLACE = "choose another --out, or remove them"
@@ -69,16 +69,13 @@ def write_typos(
       UsageError: a setting that the profile does not read.
       UserError: a file cannot be read, or `out` has typos of this profile with other settings.
     """
-    if misspellings is not None and profile != "dictionary":
-        raise UsageError(f"--misspellings belongs to --profile dictionary; leave it out of {profile}")
-    if keyboard is not None and profile == "spacing":
-        raise UsageError("--keyboard belongs to dictionary and single_word; leave it out of spacing")
+    generator = generators([profile], keyboard=keyboard, misspellings=misspellings, seed=seed)[profile]
     questions = read_questions(queries)
-    generator = TypoGenerator(profile, keyboard=keyboard or "qwerty", misspellings=misspellings, seed=seed)
+    described = "".join(f"{[one.id, one.text, one.answers]}\n" for one in questions)
     settings = {
-        "queries": _digest(f"{[one.id, one.text, one.answers]}\n".encode() for one in questions),
+        "queries": hashlib.sha256(described.encode()).hexdigest(),
         "keyboard": None if profile == "spacing" else generator.keyboard,
-        "misspellings": misspellings and _digest([Path(misspellings).expanduser().read_bytes()]),
+        "misspellings": misspellings and sha256(Path(misspellings).expanduser()),
         "seed": seed,
         "draws": draws,
     }
@@ -157,10 +154,3 @@ def _statistics(typos: Sequence[Typo]) -> dict[str, Any]:
         "changes": changes,
         "shares": {operation: round(count / changes, 4) for operation, count in sorted(counts.items())},
     }
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
