@@ -11,7 +11,7 @@ import optax
 import pytest
 from tiny import DATA, art_config, compiled_quickly, contrastive_config, write_models, write_supervised
 
-from jaxretr.config import AdapterShape, BertShape, ContrastiveConfig, Joint, Typos, load
+from jaxretr.config import AdapterShape, BertShape, ContrastiveConfig, Joint, Typos, load, override
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
@@ -280,7 +280,7 @@ def test_the_small_config_runs_with_the_settings_that_it_lists(tmp_path: Path, m
     assert [name.split()[0] for name, _ in arms] == ["augmentation", "contrast", "self-teaching", "multi-positive,"]
     configs = [load(path, words.split()) for _, words in arms]
     assert all(isinstance(config, ContrastiveConfig) and config.typos.active for config in configs)
-    words = [*arms[-1][1].split(), "--typos.variants", "3", "--typos.pre-drawn", "3", "--data.dev", "None"]
+    words = ["--typos.variants", "3", "--typos.pre-drawn", "3", "--data.dev", "None"]
     words += [
         "--data.train",
         str(DATA),
@@ -292,7 +292,7 @@ def test_the_small_config_runs_with_the_settings_that_it_lists(tmp_path: Path, m
     words += ["--train.steps", "2", "--train.batch-size", "8", "--train.eval-every", "2", "--train.save-every", "2"]
     words += ["--encoder.max-passage-length", "32", "--encoder.path", str(tmp_path / "models/encoder")]
     write_models(tmp_path / "models")  # the small encoder's layers are too wide for the tests' eight devices
-    figures = train(load(path, words), tmp_path / "run")
+    figures = train(override(configs[-1], words), tmp_path / "run")
     assert {"recall@20", "typo_recall@20"} <= figures.keys()
     logged = next(line for line in read_metrics(tmp_path / "run") if "loss" in line)
     assert logged["typo_self_teaching"] > 0 and logged["typo_passage_self_teaching"] > 0
