@@ -18,6 +18,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.evaluate.significance import Comparison, compare
 
+CLEAN = "clean"
+"""The name of the original questions among the alterations."""
 Draws = Sequence[Sequence[str]]
 """The texts of all questions, for each draw."""
 
@@ -107,6 +109,11 @@ class AlteredValues:
     def of_draws(self, alteration: str, metric: str) -> list[dict[str, float]]:
         """The values of each draw, {question id: value}."""
         return [values[metric] for values in self.draws[alteration]]
+
+    def means(self, alteration: str, metric: str) -> Mapping[str, float]:
+        """Each question's mean over the draws, {question id: value}; the original values for `CLEAN`."""
+        original = self.original[metric]
+        return original if alteration == CLEAN else mean_over_draws(original, self.of_draws(alteration, metric))
 
     def robustness(self, alteration: str, metric: str) -> Robustness:
         """The altered questions compared with the original ones."""

@@ -35,19 +35,6 @@ class Cell(NamedTuple):
     marked: bool
 
 
-class Difference(NamedTuple):
-    """The first run against one system on one metric, in the form that is printed."""
-
-    system: str
-    metric: str
-    difference: str
-    interval: str
-    p_value: str
-    counts: str
-    better: bool | None
-    """Whether the first run is significantly better or worse; None: neither."""
-
-
 @dataclass(frozen=True, repr=False)
 class RunReport:
     """A page about runs.
@@ -183,7 +170,7 @@ def _page(
         curves=curves.draw(runs),
         comparison=comparison,
         rows=[] if comparison is None else _rows(comparison),
-        differences=[] if comparison is None else _differences(comparison),
+        printed_p=printed_p,
         level=LEVEL,
         on=on,
         examples=examples,
@@ -203,30 +190,11 @@ def _rows(comparison: Report) -> list[tuple[str, list[Cell]]]:
             values = np.array(list(comparison.systems[place].values[metric].values()), np.float64)
             low, high = bootstrap_interval(values, resamples=2000)
             best = max(comparison.mean(other, metric) for other in range(len(comparison.names)))
-            differs = bool(place) and comparison.against[place - 1].p_values_holm[metric] < LEVEL
             mean = comparison.mean(place, metric)
-            cells.append(Cell(f"{100 * mean:.1f}", f"{100 * low:.1f} – {100 * high:.1f}", mean == best, differs))  # noqa: RUF001
+            interval = f"{100 * low:.1f} – {100 * high:.1f}"  # noqa: RUF001
+            cells.append(Cell(f"{100 * mean:.1f}", interval, mean == best, comparison.differs(place, metric)))
         rows.append((name, cells))
     return rows
-
-
-def _differences(comparison: Report) -> list[Difference]:
-    found = []
-    for name, against in zip(comparison.names[1:], comparison.against, strict=True):
-        for metric, one in against.comparisons.items():
-            p_value = against.p_values_holm[metric]
-            found.append(
-                Difference(
-                    name,
-                    metric,
-                    f"{100 * one.difference:+.1f}",
-                    f"{100 * one.low:+.1f} … {100 * one.high:+.1f}",
-                    printed_p(p_value),
-                    one.counts,
-                    None if p_value >= LEVEL else one.difference > 0,
-                )
-            )
-    return found
 
 
 def _changed(run: RunFiles) -> list[tuple[str, Any]]:
