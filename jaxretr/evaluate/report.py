@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import Measure, Run, Values
+from jaxretr.evaluate.measuring import Measure, Run, TestSet, Values, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import Corrected, compare, corrected
@@ -67,19 +67,26 @@ class Report(Results):
     measure: Measure = field(compare=False)
 
     @classmethod
-    def of(cls, run: Measured, baselines: Sequence[Measured], measure: Measure) -> "Report":
-        """Compare a run with every baseline; all must have values for the same questions and metrics.
+    def of(cls, runs: Sequence[tuple[str, Run]], on: TestSet, names: Sequence[str]) -> "Report":
+        """Measure runs, and compare the first with every other one.
 
         Holm's correction is for all comparisons of the report, each metric with each baseline.
+
+        Args:
+          runs: paths or names, and runs.
+          on: the questions to measure them on.
+          names: the metrics.
         """
+        run, *baselines = systems = [Measured(name, found, on(found, names, name)) for name, found in runs]
+        for system in systems:
+            warn_of_missing(next(iter(system.values.values())), system.run, system.path)
         found = iter(corrected([compare(run.values[name], of.values[name]) for of in baselines for name in run.values]))
         ids = list(next(iter(run.values.values())))
         against = [
             Against({name: next(found) for name in run.values}, overlap(run.run, baseline.run, ids))
             for baseline in baselines
         ]
-        systems = [run, *baselines]
-        return cls(systems, shortened([system.path for system in systems]), against, measure)
+        return cls(systems, shortened([system.path for system in systems]), against, on.measure)
 
     @property
     def metrics(self) -> list[str]:

@@ -11,12 +11,11 @@ from typing import Any
 
 from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
 from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics as measures
-from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
+from jaxretr.evaluate.measuring import OF_QRELS, TestSet, Values, depth, warn_of_missing
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.combined_encoder import parts_of
@@ -221,9 +220,9 @@ def _measured(
     encoder: Encoder, one: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
 ) -> Result:
     beir = read_beir(one.folder, one.split)
-    own = own_ids(beir.questions, beir.corpus, beir.qrels)
-    hits = run_of(encoder_search(encoder, beir.corpus, batch_size), beir.questions, depth(metrics), own)
-    values = of_qrels(beir.qrels, hits, metrics, relevance_level)
+    on = TestSet(beir.questions, beir.corpus, beir.qrels, relevance_level=relevance_level)
+    hits = on.search(encoder_search(encoder, beir.corpus, batch_size), depth(metrics))
+    values = on(hits, metrics)
     warn_of_missing(next(iter(values.values())), hits, one.name)
     return Result(one.split, len(beir.qrels), len(beir.corpus), values)
 
@@ -252,11 +251,11 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     for folder in _folders(root):
         name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
         missing = [file for file in ("corpus.jsonl", "queries.jsonl") if _input(folder, file) is None]
-        split = next((split for split in splits if _judgements(folder, split).is_file()), None)
+        there = beir_splits(folder)
+        split = next((split for split in splits if split in there), None)
         if missing:
             skipped[name] = f"it has no {' and no '.join(missing)}"
         elif split is None:
-            there = beir_splits(folder)
             has = f"it has {', '.join(there)}" if there else "it has no judgements at all"
             skipped[name] = f"no split {' or '.join(splits)} (qrels/{splits[0]}.tsv), {has}"
         else:
@@ -299,11 +298,6 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _input(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def _judgements(folder: Path, split: str) -> Path:
-    plain = folder / "qrels" / f"{split}.tsv"
-    return plain if plain.is_file() else plain.with_name(f"{split}.tsv.gz")
 
 
 # ---- kept results ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxretr.config import to_json
 from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.measuring import TestSet
 from jaxretr.evaluate.report import LEVEL, Report
 from jaxretr.evaluate.significance import bootstrap_interval, printed_p
 from jaxretr.reporting import curves, searches
@@ -107,7 +108,7 @@ def report(
 def write_page(
     runs: Sequence[RunFiles],
     comparison: Report | None,
-    on: searches.TestSet | None,
+    on: TestSet | None,
     out: Path,
     *,
     examples: int = 6,
@@ -138,13 +139,14 @@ def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [dataclasses.replace(run, name=f"{run.folder.absolute().parent.name}/{run.name}") for run in runs]
 
 
-def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Sequence[str]) -> list[Example]:
+def _examples(comparison: Report, on: TestSet, count: int, shown: Sequence[str]) -> list[Example]:
     systems = dict(zip(comparison.names, comparison.systems, strict=True))
     first, *others = systems
     # In the order of reading: the baseline, the encoder that the run began with, then the runs.
     order = list(shown) or [name for name in others if name in (searches.BM25, searches.BEFORE)]
     order += [] if shown else [first, *(name for name in others if name not in order)]
-    relevant = on.relevant()
+    qrels = on.qrels or {}
+    relevant = {question: {id for id, grade in of_one.items() if grade > 0} for question, of_one in qrels.items()}
     common = common_stems(on.corpus)
     chosen = choose(on.questions, [systems[order[0]].run, systems[first].run], relevant, count)
     found = []
@@ -158,9 +160,7 @@ def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Seque
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def _page(
-    runs: Sequence[RunFiles], comparison: Report | None, examples: Sequence[Example], on: searches.TestSet | None
-) -> str:
+def _page(runs: Sequence[RunFiles], comparison: Report | None, examples: Sequence[Example], on: TestSet | None) -> str:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
