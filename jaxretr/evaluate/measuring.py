@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
 
 log = logging.getLogger(__name__)
 
-Run = Mapping[str, Mapping[str, float]]
+Run = metrics.Run
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
 """A function of B questions and k that returns scores float32 [B, k] and passages' ids, fewer than k for fewer hits."""
 Values = dict[str, dict[str, float]]
@@ -207,10 +207,10 @@ def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str
     return kept
 
 
-def warn_of_missing(values: Mapping[str, float], run: Run, name: str) -> None:
-    """Warns of questions that the run lacks: they count as 0."""
-    missing = [question_id for question_id in values if question_id not in run]
+def warn_of_missing(questions: Collection[str], run: Collection[str], name: str) -> None:
+    """Warns of questions, by their ids, that a run lacks: they count as 0."""
+    missing = [question_id for question_id in questions if question_id not in run]
     if missing:
         log.warning(
-            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(values), missing[0]
+            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(questions), missing[0]
         )

@@ -168,8 +168,7 @@ def measure_altered(
     def altered(texts: Sequence[str]) -> list[Question]:
         return [dataclasses.replace(question, text=text) for question, text in zip(split.questions, texts, strict=True)]
 
-    known = {question.id: {} for question in split.questions}
-    warn_of_missing(dict.fromkeys(split.qrels, 0.0), known, what)
+    warn_of_missing(split.qrels, {question.id for question in split.questions}, what)
     original = values_of(split.questions)
     return AlteredValues(
         original,

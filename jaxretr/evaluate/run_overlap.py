@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
+from jaxretr.evaluate.measuring import Run, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.runs import read_run
@@ -19,7 +20,6 @@ from jaxretr.tables import Cell, Grid, Row
 
 log = logging.getLogger(__name__)
 
-Run = Mapping[str, Mapping[str, float]]
 Values = dict[str, NDArray[np.float64]]
 """The values of each measure, float64 [B]: rbo, residual, extrapolated, and overlap@1, @10, @100 within the depth."""
 
@@ -102,16 +102,12 @@ def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float
 
 def _warn_of_other_questions(reference: Run, other: Run, reference_name: str, name: str) -> None:
     """Warns of questions that only one run has; those that the other run lacks count as 0, as in `evaluate_run`."""
-    missing = [id for id in reference if id not in other]
-    if len(missing) == len(reference):
+    if not reference.keys() & other.keys():
         raise UserError(
-            f"{name} has no question of {reference_name}, for instance '{next(iter(other))}' and '{missing[0]}'; "
-            "give runs of the same questions"
+            f"{name} has no question of {reference_name}, for instance '{next(iter(other))}' and "
+            f"'{next(iter(reference))}'; give runs of the same questions"
         )
-    if missing:
-        log.warning(
-            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(reference), missing[0]
-        )
+    warn_of_missing(reference, other, name)
     more = [id for id in other if id not in reference]
     if more:
         log.warning(
