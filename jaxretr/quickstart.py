@@ -19,13 +19,12 @@ import numpy as np
 from jaxretr.assets import QUICKSTART, REPHRASED
 from jaxretr.config import Joint, Train
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
-from jaxretr.evaluate.measuring import ByQrels, Run, Search, run_of
-from jaxretr.evaluate.report import Measured, Report
+from jaxretr.evaluate.measuring import Search, TestSet
+from jaxretr.evaluate.report import Report
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.searches import bm25_search
 from jaxretr.evaluate.significance import printed_p
@@ -37,7 +36,6 @@ from jaxretr.quickstart_config import config, lexical_config
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.reporting.run_files import RunFiles
 from jaxretr.reporting.run_report import write_page
-from jaxretr.reporting.searches import TestSet
 from jaxretr.search.bm25.words import stems_of
 from jaxretr.search.exact import ExactIndex
 from jaxretr.storage.files import atomic_write
@@ -128,7 +126,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
         json.dump(content, file, indent=2)
     draw_curve(workdir)
     runs = [RunFiles.read(workdir / name) for name in ("art", "shuffled_teacher", "lexical")]
-    on = TestSet(test.corpus, test.questions, test.qrels, "the test questions")
+    on = TestSet(test.questions, test.corpus, test.qrels, source="the test questions")
     write_page(runs, report, on, workdir / "report.html", shown=(BM25, BEFORE, AFTER))
 
     print(f"\n{len(test.questions)} test questions, none of them trained on; {len(test.corpus)} passages. In percent:")
@@ -175,12 +173,9 @@ def _search(encoder: DualEncoder | CombinedEncoder, index: ExactIndex) -> Search
 
 def _measure(searches: dict[str, Search], on: BeirSet) -> Report:
     """Search for the questions with each system, and compare the model after ART with the others."""
-    measure = ByQrels(on.qrels)
-    own = own_ids(on.questions, on.corpus, on.qrels)
-    runs: dict[str, Run] = {name: run_of(search, on.questions, DEPTH, own) for name, search in searches.items()}
-    measured = [Measured(name, run, measure(run, SHOWN, name)) for name, run in runs.items()]
-    first = [each for each in measured if each.path == AFTER]
-    return Report.of(first[0], [each for each in measured if each.path != AFTER], measure)
+    test = TestSet(on.questions, on.corpus, on.qrels)
+    runs = {name: test.search(search, DEPTH) for name, search in searches.items()}
+    return Report.of([(AFTER, runs.pop(AFTER)), *runs.items()], test, SHOWN)
 
 
 # ---- questions that words alone do not answer ------------------------------------------------------------------------

@@ -5,24 +5,13 @@ from collections.abc import Iterable, Sequence
 from jaxretr.data.answer_matching import AnswerMatcher, Match, has_answer
 from jaxretr.errors import UsageError, UserError
 
-__all__ = ["AnswerMatcher", "Match", "accuracy", "accuracy_of_first_hits", "first_hit", "first_hits", "has_answer"]
-
-
-def first_hit(texts: Iterable[str], answers: Sequence[str], match: Match = "string") -> int | None:
-    """Return the index (from 0) of the first of the ranked passages that contains an answer, or None.
-
-    Args:
-      texts: the ranked passages' texts, best first; read no further than the first hit.
-      answers: the accepted answers, or regular expressions.
-      match: "string" or "regex".
-    """
-    return AnswerMatcher(match, cached_passages=0).first_hit(texts, answers)
+__all__ = ["AnswerMatcher", "Match", "accuracy", "first_hits", "has_answer"]
 
 
 def first_hits(
     answers: Sequence[Sequence[str]], passages: Iterable[Iterable[str]], match: Match = "string"
 ) -> list[int | None]:
-    """Return `first_hit` for each of B questions.
+    """Find the first passage with an answer for each of B questions.
 
     Args:
       answers: the accepted answers of each question, [B][any number].
@@ -60,11 +49,7 @@ def accuracy(
       UsageError: a cut below 1.
       ValueError: not as many rankings as questions.
     """
-    return accuracy_of_first_hits(first_hits(answers, passages, match), ks)
-
-
-def accuracy_of_first_hits(hits: Sequence[int | None], ks: Sequence[int]) -> dict[str, float]:
-    """Compute Acc@k from the result of `first_hits`; see `accuracy`."""
+    hits = first_hits(answers, passages, match)
     if not hits:
         raise UserError("Acc@k needs at least one question; the list of questions is empty")
     for k in ks:

@@ -1,12 +1,11 @@
 """`jaxretr.evaluate_model` and `jaxretr.evaluate_run`: metrics of a model on a BEIR folder, or of a run from a file."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.errors import UsageError, UserError
@@ -15,20 +14,16 @@ from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.measuring import (
     OF_ANSWERS,
     OF_QRELS,
-    ByAnswers,
-    ByQrels,
-    Measure,
     Run,
     Search,
+    TestSet,
     check_same_corpus,
     cut_of_answers,
     of_others,
-    run_of,
-    warn_of_missing,
     warn_of_own,
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
-from jaxretr.evaluate.report import Measured, Report
+from jaxretr.evaluate.report import Report
 from jaxretr.evaluate.runs import has_question_ids, read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths, stored_search
 
@@ -107,12 +102,11 @@ def evaluate_model(
     lengths[name_of(model)] = read_lengths(model)
     if scorer is not None:
         k = max(k, depth)
-    own = own_ids(data.questions, data.corpus, data.qrels)
-    found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k, own)
-    compared = _searched(runs, data.corpus, data.questions, own, metrics)
+    on = TestSet(data.questions, data.corpus, data.qrels, relevance_level=relevance_level)
+    found = on.search(_search_of(model, data.corpus, where, store, keep, batch_size), k)
+    compared = _searched(runs, on, metrics)
     note_lengths(lengths)
-    first = _with_reranked((name_of(model), found), scorer, data.questions, data.corpus, depth)
-    return _report_of([*first, *compared], ByQrels(data.qrels, relevance_level), metrics)
+    return Report.of([*_with_reranked((name_of(model), found), scorer, on, depth), *compared], on, metrics)
 
 
 def _search_of(
@@ -195,25 +189,21 @@ def evaluate_run(
     found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
-    if qrels is None:
-        if not any(question.answers for question in questions):
-            raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
-        measure: Measure = ByAnswers(questions, texts, match)
-    else:
-        judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
+    if answers is not None and not any(question.answers for question in questions):
+        raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
+    judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
+    if judged is not None:
         questions = judged_questions(questions, judged, queries, qrels)
-        measure = ByQrels(judged, relevance_level)
         if corpus is None:
             warn_of_own(found, judged, name)
+    on = TestSet(questions, texts, judged, match, relevance_level)
     scorer = _loaded_scorer(rerank, depth, names)
-    own = own_ids(questions, texts, None if qrels is None else judged)
-    found = of_others(found, own, len(texts), names, name)
-    compared = _searched(runs, texts, questions, own, names)
+    found = of_others(found, on.own, len(texts), names, name)
+    compared = _searched(runs, on, names)
     note_lengths(lengths)
     if scorer is not None:
-        wanted = qrels if qrels is None else judged
-        found = {id: hits for id, hits in found.items() if wanted is None or id in wanted}
-    return _report_of([*_with_reranked((name, found), scorer, questions, texts, depth), *compared], measure, names)
+        found = {id: hits for id, hits in found.items() if judged is None or id in judged}
+    return Report.of([*_with_reranked((name, found), scorer, on, depth), *compared], on, names)
 
 
 def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:
@@ -320,17 +310,13 @@ def _read_baselines(
 
 
 def _searched(
-    baselines: Sequence[tuple[str, Run | Callable[[Corpus], Search]]],
-    corpus: Corpus,
-    questions: Sequence[Question],
-    own: Collection[str],
-    metrics: Sequence[str],
+    baselines: Sequence[tuple[str, Run | Callable[[Corpus], Search]]], on: TestSet, metrics: Sequence[str]
 ) -> list[tuple[str, Run]]:
     """Completes the baselines' runs, in which no question is a hit of its own."""
     return [
-        (name, run_of(one(corpus), questions, hits_needed(metrics), own))
+        (name, on.search(one(on.corpus), hits_needed(metrics)))
         if callable(one)
-        else (name, of_others(one, own, len(corpus), metrics, name))
+        else (name, of_others(one, on.own, len(on.corpus), metrics, name))
         for name, one in baselines
     ]
 
@@ -351,9 +337,7 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
     return loaded_scorer(rerank)
 
 
-def _with_reranked(
-    system: tuple[str, Run], scorer: "Scorer | None", questions: Sequence[Question], corpus: Corpus, depth: int
-) -> list[tuple[str, Run]]:
+def _with_reranked(system: tuple[str, Run], scorer: "Scorer | None", on: TestSet, depth: int) -> list[tuple[str, Run]]:
     """The system after and before re-ranking; the system alone if there is no scorer."""
     if scorer is None:
         return [system]
@@ -361,15 +345,5 @@ def _with_reranked(
     from jaxretr.search.reranking import name_of_scorer
 
     name, run = system
-    after = rerank(scorer, run, queries=questions, corpus=corpus, depth=depth)
+    after = rerank(scorer, run, queries=on.questions, corpus=on.corpus, depth=depth)
     return [(f"{PurePath(name).name} re-ranked by {PurePath(name_of_scorer(scorer)).name}", dict(after)), system]
-
-
-def _report_of(runs: Sequence[tuple[str, Run]], measure: Measure, names: Sequence[str]) -> Report:
-    """Measures the first run and compares it with the others."""
-    systems = []
-    for name, run in runs:
-        values = measure(run, names, name)
-        warn_of_missing(next(iter(values.values())), run, name)
-        systems.append(Measured(name, run, values))
-    return Report.of(systems[0], systems[1:], measure)

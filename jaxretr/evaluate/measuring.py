@@ -1,5 +1,7 @@
 """The values of every question, computed from a search or a run."""
 
+import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import without_own
+from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
@@ -21,7 +23,7 @@ if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
 
 log = logging.getLogger(__name__)
 
-Run = Mapping[str, Mapping[str, float]]
+Run = metrics.Run
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
 """A function of B questions and k that returns scores float32 [B, k] and passages' ids, fewer than k for fewer hits."""
 Values = dict[str, dict[str, float]]
@@ -96,22 +98,6 @@ def of_qrels(
     return metrics.evaluate(qrels, run, names, per_query=True, relevance_level=relevance_level)[1]
 
 
-@dataclass(frozen=True, repr=False)
-class ByQrels:
-    """Measures runs by judgements; a `Measure`.
-
-    Attributes:
-      qrels: the judgements.
-      relevance_level: the lowest grade that counts as relevant, except for ndcg.
-    """
-
-    qrels: metrics.Qrels
-    relevance_level: int = 1
-
-    def __call__(self, run: Run, names: Sequence[str], name: str = "the run") -> Values:
-        return of_qrels(self.qrels, run, names, self.relevance_level, name)
-
-
 def cut_of_answers(name: str) -> int:
     """The k of acc@k; raises UsageError for another metric."""
     parsed = re.fullmatch(r"acc@([1-9]\d*)", name.lower())
@@ -120,21 +106,46 @@ def cut_of_answers(name: str) -> int:
     return int(parsed[1])
 
 
-@dataclass(frozen=True, repr=False)
-class ByAnswers:
-    """Measures runs by answers in the texts of their passages: Acc@k of each question, 0 or 1; a `Measure`.
+@dataclass(frozen=True, repr=False, eq=False)
+class TestSet:
+    """The questions that systems are measured on, by judgements or by answers in the passages' texts; a `Measure`.
 
     Attributes:
-      questions: the questions, with their answers.
-      corpus: the passages.
-      match: "string" or "regex".
+      questions: the questions, with their answers if there are no judgements; () for runs that are measured by judgements
+        alone.
+      corpus: the passages; empty likewise.
+      qrels: the judgements; None: Acc@k of each question, 0 or 1, by its answers.
+      match: the way to match answers, "string" or "regex".
+      relevance_level: the lowest grade that counts as relevant, except for ndcg.
+      source: the place that the questions come from, for people.
     """
+
+    __test__ = False  # pytest takes the name for its own
 
     questions: Sequence[Question]
     corpus: Corpus
+    qrels: metrics.Qrels | None = None
     match: Match = "string"
+    relevance_level: int = 1
+    source: str = ""
+
+    @functools.cached_property
+    def own(self) -> frozenset[str]:
+        """The ids of the questions that are passages themselves, which do not count as found."""
+        return own_ids(self.questions, self.corpus, self.qrels)
+
+    def search(self, search: Search, k: int) -> Run:
+        """Find k passages for each question, without the question itself; see `run_of`."""
+        return run_of(search, self.questions, k, self.own)
+
+    @property
+    def measure(self) -> Measure:
+        """The measure alone: by judgements, it does not keep the passages in memory."""
+        return self if self.qrels is None else dataclasses.replace(self, questions=(), corpus=Corpus([], [], []))
 
     def __call__(self, run: Run, names: Sequence[str], name: str = "the run") -> Values:
+        if self.qrels is not None:
+            return of_qrels(self.qrels, run, names, self.relevance_level, name)
         cuts = {metric: cut_of_answers(metric) for metric in names}
         if not run.keys() & {question.id for question in self.questions}:
             raise UserError(
@@ -196,10 +207,10 @@ def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str
     return kept
 
 
-def warn_of_missing(values: Mapping[str, float], run: Run, name: str) -> None:
-    """Warns of questions that the run lacks: they count as 0."""
-    missing = [question_id for question_id in values if question_id not in run]
+def warn_of_missing(questions: Collection[str], run: Collection[str], name: str) -> None:
+    """Warns of questions, by their ids, that a run lacks: they count as 0."""
+    missing = [question_id for question_id in questions if question_id not in run]
     if missing:
         log.warning(
-            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(values), missing[0]
+            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(questions), missing[0]
         )

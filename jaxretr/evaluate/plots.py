@@ -54,6 +54,12 @@ def save(figure: Any, path: Path) -> None:
     pyplot().close(figure)
 
 
+def legend(figure: Any, grid: Any, columns: int) -> None:
+    """Add a legend below all panels, with the labels of the first."""
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+
+
 def plain(name: str) -> str:
     """Return a name without markup (matplotlib reads formulas between dollars), a long path broken into lines."""
     return name.replace("$", r"\$").replace("/", "/\n" if len(name) > 16 else "/")

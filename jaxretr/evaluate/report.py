@@ -1,6 +1,5 @@
 """The metrics of a run and of the baselines that it is compared with: computed, and as JSON, tables, files and plots."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.data.csv_tables import csv_line
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import Measure, Run, Values
+from jaxretr.evaluate.measuring import Measure, Run, TestSet, Values, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
-from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
-from jaxretr.storage.files import atomic_write
-from jaxretr.tables import Cell, Grid, Row, render, shortened
+from jaxretr.evaluate.results import QUESTION, Block, Results
+from jaxretr.evaluate.significance import Corrected, compare, corrected
+from jaxretr.tables import Cell, Grid, Row, shortened
 
 # Differences with a smaller p-value are marked.
 LEVEL = 0.05
@@ -44,20 +42,16 @@ class Against:
     """The run ("a") compared with one baseline ("b").
 
     Attributes:
-      comparisons: the comparison of each metric.
-      p_values_holm: {metric: p-value of the randomisation test}, corrected for all comparisons of the report.
-      t_test_p_values_holm: {metric: p-value of the t-test}, corrected likewise; NaN with a single question.
+      comparisons: the comparison of each metric; its p-values are corrected for all comparisons of the report.
       rbo: the mean rank-biased overlap of the two rankings of a question, extrapolated; 0 where one is missing.
     """
 
-    comparisons: dict[str, Comparison]
-    p_values_holm: dict[str, float]
-    t_test_p_values_holm: dict[str, float]
+    comparisons: dict[str, Corrected]
     rbo: float
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Results):
     """The metrics of a run, compared with those of baselines.
 
     Attributes:
@@ -73,29 +67,26 @@ class Report:
     measure: Measure = field(compare=False)
 
     @classmethod
-    def of(cls, run: Measured, baselines: Sequence[Measured], measure: Measure) -> "Report":
-        """Compare a run with every baseline; all must have values for the same questions and metrics.
+    def of(cls, runs: Sequence[tuple[str, Run]], on: TestSet, names: Sequence[str]) -> "Report":
+        """Measure runs, and compare the first with every other one.
 
         Holm's correction is for all comparisons of the report, each metric with each baseline.
+
+        Args:
+          runs: paths or names, and runs.
+          on: the questions to measure them on.
+          names: the metrics.
         """
-        found = [
-            {name: compare(run.values[name], baseline.values[name]) for name in run.values} for baseline in baselines
-        ]
-        every = [comparison for of_one in found for comparison in of_one.values()]
-        corrected = iter(holm([each.p_value for each in every]))
-        t_corrected = iter(holm([each.t_test_p_value for each in every]))
+        run, *baselines = systems = [Measured(name, found, on(found, names, name)) for name, found in runs]
+        for system in systems:
+            warn_of_missing(next(iter(system.values.values())), system.run, system.path)
+        found = iter(corrected([compare(run.values[name], of.values[name]) for of in baselines for name in run.values]))
         ids = list(next(iter(run.values.values())))
         against = [
-            Against(
-                comparisons,
-                {name: next(corrected) for name in comparisons},
-                {name: next(t_corrected) for name in comparisons},
-                overlap(run.run, baseline.run, ids),
-            )
-            for baseline, comparisons in zip(baselines, found, strict=True)
+            Against({name: next(found) for name in run.values}, overlap(run.run, baseline.run, ids))
+            for baseline in baselines
         ]
-        systems = [run, *baselines]
-        return cls(systems, shortened([system.path for system in systems]), against, measure)
+        return cls(systems, shortened([system.path for system in systems]), against, on.measure)
 
     @property
     def metrics(self) -> list[str]:
@@ -121,8 +112,8 @@ class Report:
     def __repr__(self) -> str:
         return f"Report({self.questions} questions, {self.means})"
 
-    def to_json(self) -> str:
-        """The metrics and comparisons as one JSON object."""
+    def content(self) -> dict[str, Any]:
+        """The metrics and comparisons for JSON."""
         content: dict[str, Any] = {
             "questions": self.questions,
             "metrics": {name: self.mean(0, name) for name in self.metrics},
@@ -132,32 +123,22 @@ class Report:
                 {
                     "run": system.path,
                     "rbo": found.rbo,
-                    "metrics": {
-                        name: {
-                            **comparison.as_json(),
-                            "p_value_holm": or_none(found.p_values_holm[name]),
-                            "t_test_p_value_holm": or_none(found.t_test_p_values_holm[name]),
-                        }
-                        for name, comparison in found.comparisons.items()
-                    },
+                    "metrics": {name: vars(comparison) for name, comparison in found.comparisons.items()},
                 }
                 for system, found in zip(self.systems[1:], self.against, strict=True)
             ]
         if len(self.against) == 1:  # A shorter path for scripts with one baseline.
             content["baseline"] = content["baselines"][0]["metrics"]
-        return json.dumps(content, indent=1, allow_nan=False)
+        return content
 
-    def write_per_query(self, path: str | Path) -> None:
-        """Write question-id and the metrics, the run's and then each baseline's, separated by tabs under a header."""
-        columns = [
-            (name if not place else f"{name} [{' '.join(self.names[place].split())}]", system.values[name])
+    def blocks(self) -> list[Block]:
+        """The values of every question: the run's metrics and then each baseline's."""
+        columns = {
+            name if not place else f"{name} [{' '.join(self.names[place].split())}]": system.values[name]
             for place, system in enumerate(self.systems)
             for name in self.metrics
-        ]
-        with atomic_write(Path(path).expanduser()) as file:
-            file.write(csv_line(["question-id", *(name for name, _ in columns)]))
-            for question_id in columns[0][1]:
-                file.write(csv_line([question_id, *(f"{values[question_id]:.6g}" for _, values in columns)]))
+        }
+        return [({QUESTION: ""}, columns)]
 
     def plot(self, path: str | Path) -> None:
         """Draws a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.
@@ -196,8 +177,7 @@ class Report:
             axes.minorticks_off()
             axes.set(xlabel="k", ylabel=f"{base}@k", xlim=(1, ks[-1]))
             axes.grid(alpha=0.3)
-        handles, drawn = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, drawn, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
+        plots.legend(figure, grid, min(4, len(labels)))
         plots.save(figure, path)
 
     # ---- tables ------------------------------------------------------------------------------------------------------
@@ -207,10 +187,14 @@ class Report:
         if form == "table" and not self.against:
             lines = [f"{name:<16}{self.mean(0, name):>10.4f}" for name in self.metrics]
             return "\n".join([f"{'questions':<16}{self.questions:>10}", *lines])
+        return super().table(form)
+
+    def grids(self) -> list[Grid]:
+        """The means of all systems, and the comparisons if there are baselines."""
         questions = f"{self.questions} question{'s' * (self.questions != 1)}"
         rows = [Row(name, self._cells(place)) for place, name in enumerate(self.names)]
         if not self.against:
-            return render([Grid(questions, "run", self.metrics, rows)], form)
+            return [Grid(questions, "run", self.metrics, rows)]
         family = len(self.against) * len(self.metrics)
         notes = [f"RBO: rank-biased overlap with the rankings of {self.names[0]} (p = {_PERSISTENCE}, extrapolated)."]
         if any(cell.marked for row in rows for cell in row.cells):
@@ -219,20 +203,19 @@ class Report:
                 f"correction for all {family} comparisons of this table, each metric with each baseline)."
             )
         compared = [
-            Row(name if not number else "", self._compared(place, metric))
-            for place, name in enumerate(self.names[1:])
-            for number, metric in enumerate(self.metrics)
+            Row(name if not number else "", list(map(Cell, (metric, *comparison.cells))))
+            for name, found in zip(self.names[1:], self.against, strict=True)
+            for number, (metric, comparison) in enumerate(found.comparisons.items())
         ]
-        columns = ("metric", "difference", "95% interval", "p", "Holm", "p (t-test)", "Holm", "higher/equal/lower")
+        columns = ("metric", *Corrected.HEADS, "higher/equal/lower")
         explained = [
             f"Differences: {self.names[0]} minus the baseline, paired by question; interval: percentile bootstrap; "
             f"p: randomisation test; Holm: corrected for all {family} comparisons of this table.",
         ]
-        grids = [
+        return [
             Grid(questions, "run", [*self.metrics, "RBO"], rows, notes),
             Grid(f"{self.names[0]} against the baselines", "against", columns, compared, explained),
         ]
-        return render(grids, form)
 
     def _cells(self, place: int) -> list[Cell]:
         cells = []
@@ -240,23 +223,14 @@ class Report:
             printed = [f"{self.mean(other, name):.4f}" for other in range(len(self.systems))]
             # Compare the printed numbers: if the table shows two systems as equal, both are the best.
             best = min(printed) if metrics.lower_is_better(name) else max(printed)
-            marked = bool(place) and self.against[place - 1].p_values_holm[name] < LEVEL
-            cells.append(Cell(printed[place], bool(self.against) and printed[place] == best, marked))
+            cells.append(Cell(printed[place], bool(self.against) and printed[place] == best, self.differs(place, name)))
         if self.against:
             cells.append(Cell(f"{self.against[place - 1].rbo:.4f}" if place else ""))
         return cells
 
-    def _compared(self, place: int, metric: str) -> list[Cell]:
-        found = self.against[place]
-        comparison = found.comparisons[metric]
-        p_values = (
-            comparison.p_value,
-            found.p_values_holm[metric],
-            comparison.t_test_p_value,
-            found.t_test_p_values_holm[metric],
-        )
-        texts = (metric, *comparison.columns, *map(printed_p, p_values), comparison.counts)
-        return [Cell(text) for text in texts]
+    def differs(self, system: int, metric: str) -> bool:
+        """Whether a baseline differs significantly from the run; of system 0, the run itself, False."""
+        return bool(system) and self.against[system - 1].comparisons[metric].p_value_holm < LEVEL
 
 
 def overlap(run: Run, baseline: Run, question_ids: Sequence[str]) -> float:

@@ -1,18 +1,18 @@
 """`jaxretr.rerank`: a run in the order of a cross-encoder or another scorer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
+from jaxretr.evaluate.measuring import Run
 from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.evaluate.runs import read_run
 from jaxretr.search.reranking import AnyScorer, rerank_hits
 from jaxretr.search.runs import Hits, Queries, SearchRun, questions_of
 
-Run = Mapping[str, Mapping[str, float]]
 Path_ = str | Path
 
 

@@ -18,6 +18,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.evaluate.significance import Comparison, compare
 
+CLEAN = "clean"
+"""The name of the original questions among the alterations."""
 Draws = Sequence[Sequence[str]]
 """The texts of all questions, for each draw."""
 
@@ -108,6 +110,11 @@ class AlteredValues:
         """The values of each draw, {question id: value}."""
         return [values[metric] for values in self.draws[alteration]]
 
+    def means(self, alteration: str, metric: str) -> Mapping[str, float]:
+        """Each question's mean over the draws, {question id: value}; the original values for `CLEAN`."""
+        original = self.original[metric]
+        return original if alteration == CLEAN else mean_over_draws(original, self.of_draws(alteration, metric))
+
     def robustness(self, alteration: str, metric: str) -> Robustness:
         """The altered questions compared with the original ones."""
         return robustness(self.original[metric], self.of_draws(alteration, metric))
@@ -161,8 +168,7 @@ def measure_altered(
     def altered(texts: Sequence[str]) -> list[Question]:
         return [dataclasses.replace(question, text=text) for question, text in zip(split.questions, texts, strict=True)]
 
-    known = {question.id: {} for question in split.questions}
-    warn_of_missing(dict.fromkeys(split.qrels, 0.0), known, what)
+    warn_of_missing(split.qrels, {question.id for question in split.questions}, what)
     original = values_of(split.questions)
     return AlteredValues(
         original,

@@ -1,25 +1,25 @@
 """`jaxretr.run_overlap`: the similarity of runs' rankings, question by question."""
 
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.data.csv_tables import csv_line
 from jaxretr.errors import UserError
+from jaxretr.evaluate.measuring import Run, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.significance import bootstrap_interval
-from jaxretr.storage.files import atomic_write
+from jaxretr.tables import Cell, Grid, Row
 
 log = logging.getLogger(__name__)
 
-Run = Mapping[str, Mapping[str, float]]
 Values = dict[str, NDArray[np.float64]]
 """The values of each measure, float64 [B]: rbo, residual, extrapolated, and overlap@1, @10, @100 within the depth."""
 
@@ -27,7 +27,7 @@ _CUTS = (1, 10, 100)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RunOverlap:
+class RunOverlap(Results):
     """The overlap of runs with a reference.
 
     Attributes:
@@ -51,37 +51,29 @@ class RunOverlap:
         """Each run's name and means over questions, with `low` and `high`, the mean rbo's 95% bootstrap interval."""
         return [(name, _means(values)) for name, values in self.values]
 
-    def to_json(self) -> str:
-        """All means as a JSON object."""
+    def content(self) -> dict[str, Any]:
+        """All means for JSON."""
         runs = [{"run": name, **means} for name, means in self.means()]
         content = {"reference": self.reference, "questions": len(self.ids), "p": self.p, "depth": self.depth}
-        return json.dumps({**content, "runs": runs}, indent=1)
+        return {**content, "runs": runs}
 
-    def table(self) -> str:
-        """All means as a table for people."""
+    def grids(self) -> list[Grid]:
+        """A table of all means."""
         runs = self.means()
         cuts = [name for name in runs[0][1] if name.startswith("overlap@")]
-        width = max(len("run"), *(len(name) for name, _ in runs)) + 2
-        lines = [
-            f"overlap with {self.reference}: {len(self.ids)} questions, p {self.p:g}, depth {self.depth}",
-            f"{'run':<{width}}{'rbo':>8}{'95% interval':>20}{'tail at most':>14}{'extrapolated':>14}"
-            + "".join(f"{name:>13}" for name in cuts),
-        ]
+        rows = []
         for name, means in runs:
-            interval = f"[{means['low']:.4f}, {means['high']:.4f}]"
-            lines.append(
-                f"{name:<{width}}{means['rbo']:>8.4f}{interval:>20}{means['residual']:>14.1e}"
-                f"{means['extrapolated']:>14.4f}" + "".join(f"{means[cut]:>13.4f}" for cut in cuts)
-            )
-        return "\n".join(lines)
+            interval, tail = f"[{means['low']:.4f}, {means['high']:.4f}]", f"{means['residual']:.1e}"
+            rbo, *others = (f"{means[column]:.4f}" for column in ("rbo", "extrapolated", *cuts))
+            rows.append(Row(name, list(map(Cell, (rbo, interval, tail, *others)))))
+        title = f"overlap with {self.reference}: {len(self.ids)} questions, p {self.p:g}, depth {self.depth}"
+        return [Grid(title, "run", ["rbo", "95% interval", "tail at most", "extrapolated", *cuts], rows)]
 
-    def write_per_query(self, path: str | Path) -> None:
-        """Write a line for each run and question, separated by tabs, under a header."""
-        with atomic_write(Path(path).expanduser()) as file:
-            file.write(csv_line(["question-id", "run", *self.values[0][1]]))
-            for name, of_run in self.values:
-                for id, *numbers in zip(self.ids, *of_run.values(), strict=True):
-                    file.write(csv_line([id, name, *(f"{number:.6g}" for number in numbers)]))
+    def blocks(self) -> Iterator[Block]:
+        """The values of every question and run."""
+        for name, values in self.values:
+            of_questions = {measure: dict(zip(self.ids, of.tolist(), strict=True)) for measure, of in values.items()}
+            yield {QUESTION: "", "run": name}, of_questions
 
 
 def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float = 0.9, depth: int = 100) -> RunOverlap:
@@ -110,16 +102,12 @@ def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float
 
 def _warn_of_other_questions(reference: Run, other: Run, reference_name: str, name: str) -> None:
     """Warns of questions that only one run has; those that the other run lacks count as 0, as in `evaluate_run`."""
-    missing = [id for id in reference if id not in other]
-    if len(missing) == len(reference):
+    if not reference.keys() & other.keys():
         raise UserError(
-            f"{name} has no question of {reference_name}, for instance '{next(iter(other))}' and '{missing[0]}'; "
-            "give runs of the same questions"
+            f"{name} has no question of {reference_name}, for instance '{next(iter(other))}' and "
+            f"'{next(iter(reference))}'; give runs of the same questions"
         )
-    if missing:
-        log.warning(
-            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(reference), missing[0]
-        )
+    warn_of_missing(reference, other, name)
     more = [id for id in other if id not in reference]
     if more:
         log.warning(

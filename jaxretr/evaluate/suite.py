@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
 from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics as measures
-from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
+from jaxretr.evaluate.measuring import OF_QRELS, TestSet, Values, depth, warn_of_missing
+from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.combined_encoder import parts_of
 from jaxretr.storage.files import atomic_write, write_json
 from jaxretr.stores.encoding import Encoder, loaded, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
-from jaxretr.tables import Cell, Grid, Row, render
+from jaxretr.tables import Cell, Grid, Row
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Result:
 
 
 @dataclass(frozen=True, repr=False)
-class SuiteReport:
+class SuiteReport(Results):
     """The metrics of a model on the data sets of a suite.
 
     Attributes:
@@ -107,8 +106,8 @@ class SuiteReport:
     def __repr__(self) -> str:
         return f"SuiteReport({self.model!r}, {len(self.results)} data sets, average {self.average})"
 
-    def to_json(self) -> str:
-        """The metrics of each data set and the averages as one JSON object."""
+    def content(self) -> dict[str, Any]:
+        """The metrics of each data set and the averages for JSON."""
         groups, average = averages(self.results)
         data_sets = {
             name: {
@@ -119,17 +118,16 @@ class SuiteReport:
             }
             for name, result in self.results.items()
         }
-        content = {
+        return {
             "model": self.model,
             "data_sets": data_sets,
             "groups": groups,
             "average": average,
-            "skipped": dict(self.skipped),
+            "skipped": self.skipped,
         }
-        return json.dumps(content, indent=1, allow_nan=False)
 
-    def table(self, form: str = "table") -> str:
-        """A row for each data set, each folder of several, and the average; as "table", "latex" or "markdown"."""
+    def grids(self) -> list[Grid]:
+        """A table with a row for each data set, each folder of several, and the average."""
         groups, average = averages(self.results)
         columns = list(average)
 
@@ -146,17 +144,12 @@ class SuiteReport:
         rows.append(row("average", average, ruled=True))
         notes = ["The average counts every data set once; those of one folder count together as one."] * bool(groups)
         count = f"{len(self.results)} data set{'s' * (len(self.results) != 1)}"
-        return render([Grid(count, "data set", ("split", "questions", "passages", *columns), rows, notes)], form)
+        return [Grid(count, "data set", ("split", "questions", "passages", *columns), rows, notes)]
 
-    def write_per_query(self, path: str | Path) -> None:
-        """Write data set, question-id and the metrics, separated by tabs under a header."""
-        with atomic_write(Path(path).expanduser()) as file:
-            names = list(next(iter(self.results.values())).values)
-            file.write(csv_line(["data-set", "question-id", *names]))
-            for data_set, result in self.results.items():
-                for question_id in result.values[names[0]]:
-                    values = (f"{result.values[name][question_id]:.6g}" for name in names)
-                    file.write(csv_line([data_set, question_id, *values]))
+    def blocks(self) -> Iterator[Block]:
+        """The values of every question of each data set."""
+        for data_set, result in self.results.items():
+            yield {"data-set": data_set, QUESTION: ""}, result.values
 
 
 def evaluate_suite(
@@ -227,9 +220,9 @@ def _measured(
     encoder: Encoder, one: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
 ) -> Result:
     beir = read_beir(one.folder, one.split)
-    own = own_ids(beir.questions, beir.corpus, beir.qrels)
-    hits = run_of(encoder_search(encoder, beir.corpus, batch_size), beir.questions, depth(metrics), own)
-    values = of_qrels(beir.qrels, hits, metrics, relevance_level)
+    on = TestSet(beir.questions, beir.corpus, beir.qrels, relevance_level=relevance_level)
+    hits = on.search(encoder_search(encoder, beir.corpus, batch_size), depth(metrics))
+    values = on(hits, metrics)
     warn_of_missing(next(iter(values.values())), hits, one.name)
     return Result(one.split, len(beir.qrels), len(beir.corpus), values)
 
@@ -258,11 +251,11 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     for folder in _folders(root):
         name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
         missing = [file for file in ("corpus.jsonl", "queries.jsonl") if _input(folder, file) is None]
-        split = next((split for split in splits if _judgements(folder, split).is_file()), None)
+        there = beir_splits(folder)
+        split = next((split for split in splits if split in there), None)
         if missing:
             skipped[name] = f"it has no {' and no '.join(missing)}"
         elif split is None:
-            there = beir_splits(folder)
             has = f"it has {', '.join(there)}" if there else "it has no judgements at all"
             skipped[name] = f"no split {' or '.join(splits)} (qrels/{splits[0]}.tsv), {has}"
         else:
@@ -305,11 +298,6 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _input(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def _judgements(folder: Path, split: str) -> Path:
-    plain = folder / "qrels" / f"{split}.tsv"
-    return plain if plain.is_file() else plain.with_name(f"{split}.tsv.gz")
 
 
 # ---- kept results ----------------------------------------------------------------------------------------------------

@@ -1,221 +1,149 @@
 """The metrics of systems with and without typos in the questions: computed, and as JSON, tables, files and plots."""
 
-import json
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from jaxretr.data.csv_tables import csv_line
-from jaxretr.evaluate.robustness import AlteredValues, Robustness, mean_over_draws
-from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
-from jaxretr.storage.files import atomic_write
-from jaxretr.tables import Cell, Grid, Row, render, shortened
+from jaxretr.evaluate.results import QUESTION, Block, Results
+from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Robustness
+from jaxretr.evaluate.significance import Comparison, Corrected, compare, corrected
+from jaxretr.tables import Cell, Grid, Row, shortened
 
-# The name of the original questions among the kinds of typos.
-CLEAN = "clean"
-
-_NOTES = (
+_COUNTS = "better/equal/worse"
+_NOTE = (
     "typoed, ±: mean and standard deviation over the draws; loss: of clean, in percent; difference, interval and p: "
-    "the questions' means over the draws, paired with clean.",
+    "the questions' means over the draws, paired with clean."
 )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of typos in the questions of a split.
-
-    Attributes:
-      draws: the number of variants of every question.
-      changed: the share of questions with a typo, over all draws; case and white space do not count.
-    """
-
-    draws: int
-    changed: float
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A model ("a") compared with the first one ("b") on the same questions.
-
-    Attributes:
-      system: the model.
-      first: the model it is compared with.
-      kind: the kind of typos, or `CLEAN`.
-      comparison: the comparison of the questions' means over the draws.
-      p_value_holm: its p-value of the randomisation test, corrected for all differences of the same split and metric.
-      t_test_p_value_holm: its p-value of the t-test, corrected likewise; NaN with a single question.
-    """
-
-    system: str
-    first: str
-    kind: str
-    comparison: Comparison
-    p_value_holm: float
-    t_test_p_value_holm: float
-
-    def as_json(self) -> dict[str, object]:
-        """The attributes by name, None for NaN."""
-        compared = self.comparison.as_json()
-        return {
-            "system": self.system,
-            "first": self.first,
-            "typos": self.kind,
-            "mean": compared.pop("mean_a"),
-            "mean_of_first": compared.pop("mean_b"),
-            **compared,
-            "p_value_holm": or_none(self.p_value_holm),
-            "t_test_p_value_holm": or_none(self.t_test_p_value_holm),
-        }
-
-
-@dataclass(frozen=True)
-class TypoMetric:
-    """One metric on one split.
-
-    Attributes:
-      clean: {system: mean over the original questions}.
-      losses: {system: {kind of typos: its cost}}.
-      differences: the differences between the models; empty if there is one model.
-    """
-
-    clean: dict[str, float]
-    losses: dict[str, dict[str, Robustness]]
-    differences: list[Difference]
-
-    @classmethod
-    def of(cls, measured: Mapping[str, AlteredValues], kinds: Sequence[str], metric: str, models: int) -> "TypoMetric":
-        """Compare typos with clean questions for every system, and the models with the first of them.
-
-        Args:
-          measured: {system: its values}, models first.
-          kinds: the kinds of typos.
-          metric: the metric's name.
-          models: the number of systems that are models.
-        """
-        losses = {name: {kind: found.robustness(kind, metric) for kind in kinds} for name, found in measured.items()}
-        clean = {system: of_system[kinds[0]].comparison.mean_b for system, of_system in losses.items()}
-
-        def values(system: str, kind: str) -> Mapping[str, float]:
-            original = measured[system].original[metric]
-            return original if kind == CLEAN else mean_over_draws(original, measured[system].of_draws(kind, metric))
-
-        first, *others = list(measured)[:models]
-        compared = [
-            (system, kind, compare(values(system, kind), values(first, kind)))
-            for system in others
-            for kind in (CLEAN, *kinds)
-        ]
-        corrected = holm([comparison.p_value for *_, comparison in compared])
-        t_corrected = holm([comparison.t_test_p_value for *_, comparison in compared])
-        differences = [
-            Difference(system, first, kind, comparison, p, t)
-            for (system, kind, comparison), p, t in zip(compared, corrected, t_corrected, strict=True)
-        ]
-        return cls(clean, losses, differences)
-
-    def as_json(self) -> dict[str, object]:
-        """The systems with their losses, and the differences."""
-        systems = [
-            {
-                "system": system,
-                "clean": self.clean[system],
-                "typos": {kind: _loss_json(found) for kind, found in losses.items()},
-            }
-            for system, losses in self.losses.items()
-        ]
-        return {"systems": systems, "differences": [found.as_json() for found in self.differences]}
-
-
-@dataclass(frozen=True)
-class TypoSplit:
-    """One split.
-
-    Attributes:
-      questions: the number of judged questions.
-      kinds: the kinds of typos, by name.
-      metrics: the results of each metric.
-    """
-
-    questions: int
-    kinds: dict[str, Kind]
-    metrics: dict[str, TypoMetric]
-
-
 @dataclass(frozen=True, repr=False)
-class TypoReport:
+class TypoReport(Results):
     """The cost of typos in the questions for systems, and the differences between the models among them.
 
     Attributes:
       made: the settings of the generated typos; None if all were read from files.
-      splits: the results of each split.
-      values: {split: {system: the metrics of every question}}.
+      questions: {split: number of judged questions}.
+      changed: {split: {kind of typos: share of questions with a typo, over all draws; case and white space do not count}}.
+      values: {split: {system: the metrics of every question}}, models first.
+      losses: {(split, metric): {(system, kind of typos): the cost}}.
+      differences: {(split, metric): {(model, kind of typos or `CLEAN`): the comparison of the questions' means over the
+        draws with those of the first model}}, corrected for all differences of the split and metric; none if there is one
+        model.
     """
 
     made: Mapping[str, object] | None
-    splits: dict[str, TypoSplit]
+    questions: Mapping[str, int]
+    changed: Mapping[str, Mapping[str, float]]
     values: Mapping[str, Mapping[str, AlteredValues]] = field(compare=False)
+    losses: Mapping[tuple[str, str], Mapping[tuple[str, str], Robustness]]
+    differences: Mapping[tuple[str, str], Mapping[tuple[str, str], Corrected]]
 
-    def __repr__(self) -> str:
-        losses = {
-            name: {
-                metric: {
-                    system: {kind: f"{robust.relative_loss:.1f} %" for kind, robust in of_system.items()}
-                    for system, of_system in found.losses.items()
-                }
-                for metric, found in split.metrics.items()
-            }
-            for name, split in self.splits.items()
-        }
-        return f"TypoReport(losses: {losses})"
-
-    def to_json(self) -> str:
-        """All results as one JSON object."""
-        splits = {
-            name: {
-                "questions": split.questions,
-                "typos": {kind: {"draws": of.draws, "changed": of.changed} for kind, of in split.kinds.items()},
-                "metrics": {metric: found.as_json() for metric, found in split.metrics.items()},
-            }
-            for name, split in self.splits.items()
-        }
-        return json.dumps({"made": self.made, "splits": splits}, indent=1, allow_nan=False)
-
-    def table(self, form: str = "table") -> str:
-        """The losses, and with several models their differences, of each split and metric.
+    @classmethod
+    def of(
+        cls,
+        made: Mapping[str, object] | None,
+        questions: Mapping[str, int],
+        changed: Mapping[str, Mapping[str, float]],
+        values: Mapping[str, Mapping[str, AlteredValues]],
+        models: int,
+    ) -> "TypoReport":
+        """Compare typos with clean questions for every system, and the models with the first of them.
 
         Args:
-          form: "table" for text, "latex" or "markdown".
+          made, questions, changed, values: the attributes.
+          models: the number of systems that are models.
         """
-        grids = []
-        for name, split in self.splits.items():
-            for metric, found in split.metrics.items():
-                title = f"{name}, {metric}: {split.questions} questions"
-                grids.append(_losses(title, split.kinds, found))
-                if found.differences:
-                    grids.append(_differences(f"{name}, {metric}: differences between the models", found.differences))
-        settings = [
-            f"typos: {', '.join(_setting(*item) for item in (self.made or {}).items() if item[1] is not None)}."
-        ]
-        notes = [*settings * (self.made is not None), *_NOTES]
-        if any(found.differences for split in self.splits.values() for found in split.metrics.values()):
-            notes.append("Holm: p corrected for all comparisons of models in the block.")
-        last = grids.pop()
-        grids.append(Grid(last.title, last.head, last.columns, last.rows, notes))
-        return render(grids, form)
+        losses, differences = {}, {}
+        for split, of_systems in values.items():
+            first = next(iter(of_systems.values()))
+            pairs = [(name, kind) for name in list(of_systems)[1:models] for kind in (CLEAN, *changed[split])]
+            for metric in first.original:
+                losses[split, metric] = {
+                    (system, kind): found.robustness(kind, metric)
+                    for system, found in of_systems.items()
+                    for kind in changed[split]
+                }
+                compared = [
+                    compare(of_systems[name].means(kind, metric), first.means(kind, metric)) for name, kind in pairs
+                ]
+                differences[split, metric] = dict(zip(pairs, corrected(compared), strict=True))
+        return cls(made, questions, changed, values, losses, differences)
 
-    def write_per_query(self, path: str | Path) -> None:
-        """Write the values of every question, system, kind and draw, separated by tabs under a header."""
-        with atomic_write(Path(path).expanduser()) as file:
-            metrics = list(next(iter(self.splits.values())).metrics)
-            file.write(csv_line(["split", "question-id", "system", "typos", "draw", *metrics]))
-            for split, of_systems in self.values.items():
-                for system, found in of_systems.items():
-                    for kind, draws in {CLEAN: [found.original], **found.draws}.items():
-                        for draw, values in enumerate(draws):
-                            for id in values[metrics[0]]:
-                                of_question = (f"{values[metric][id]:.6g}" for metric in metrics)
-                                file.write(csv_line([split, id, system, kind, str(draw), *of_question]))
+    def __repr__(self) -> str:
+        losses: dict[str, Any] = {split: {} for split in self.questions}
+        for (split, metric), found in self.losses.items():
+            of_systems = losses[split].setdefault(metric, {})
+            for (system, kind), robust in found.items():
+                of_systems.setdefault(system, {})[kind] = f"{robust.relative_loss:.1f} %"
+        return f"TypoReport(losses: {losses})"
+
+    def content(self) -> dict[str, Any]:
+        """All results for JSON."""
+        splits: dict[str, Any] = {
+            split: {
+                "questions": questions,
+                "typos": {
+                    kind: {"draws": self._draws(split, kind), "changed": share}
+                    for kind, share in self.changed[split].items()
+                },
+                "metrics": {},
+            }
+            for split, questions in self.questions.items()
+        }
+        for (split, metric), losses in self.losses.items():
+            systems: dict[str, Any] = {}
+            for (system, kind), found in losses.items():
+                of_system = {"system": system, "clean": found.comparison.mean_b, "typos": {}}
+                systems.setdefault(system, of_system)["typos"][kind] = _loss(found)
+            first = next(iter(systems))
+            differences = [
+                {"system": system, "first": first, "typos": kind, **found.named("mean", "mean_of_first")}
+                for (system, kind), found in self.differences[split, metric].items()
+            ]
+            splits[split]["metrics"][metric] = {"systems": list(systems.values()), "differences": differences}
+        return {"made": self.made, "splits": splits}
+
+    def _draws(self, split: str, kind: str) -> int:
+        """The number of variants of every question."""
+        return len(next(iter(self.values[split].values())).draws[kind])
+
+    def blocks(self) -> Iterator[Block]:
+        """The values of every question, with each kind of typos and each draw."""
+        for split, of_systems in self.values.items():
+            for system, found in of_systems.items():
+                for kind, draws in {CLEAN: [found.original], **found.draws}.items():
+                    for draw, values in enumerate(draws):
+                        yield {"split": split, QUESTION: "", "system": system, "typos": kind, "draw": str(draw)}, values
+
+    def grids(self) -> list[Grid]:
+        """The losses, and with several models their differences, of each split and metric."""
+        grids = []
+        for (split, metric), losses in self.losses.items():
+            rows = [Row(system, self._loss_cells(split, kind, found)) for (system, kind), found in losses.items()]
+            title = f"{split}, {metric}: {self.questions[split]} questions"
+            columns = ("typos", "draws", "changed", "clean", "typoed", "±", "loss %", *Comparison.HEADS, _COUNTS)
+            grids.append(Grid(title, "system", columns, rows))
+            if differences := self.differences[split, metric]:
+                rows = [
+                    Row(system, [Cell(kind), *map(Cell, found.cells)]) for (system, kind), found in differences.items()
+                ]
+                against, title = next(iter(self.values[split])), f"{split}, {metric}: differences between the models"
+                grids.append(Grid(title, f"against {against}", ("typos", *Corrected.HEADS, _COUNTS), rows))
+        settings = ", ".join(_setting(*item) for item in (self.made or {}).items() if item[1] is not None)
+        notes = [f"typos: {settings}."] * (self.made is not None) + [_NOTE]
+        if any(self.differences.values()):
+            notes.append("Holm: p corrected for all comparisons of models in the block.")
+        return [*grids[:-1], dataclasses.replace(grids[-1], notes=notes)]
+
+    def _loss_cells(self, split: str, kind: str, found: Robustness) -> list[Cell]:
+        compared = found.comparison
+        draws, changed = str(self._draws(split, kind)), f"{100 * self.changed[split][kind]:.1f} %"
+        means = f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}"
+        loss = _or_dash(found.deviation, ".4f"), _or_dash(found.relative_loss, ".1f")
+        return list(map(Cell, (kind, draws, changed, *means, *loss, *compared.cells)))
 
     def plot(self, path: str | Path) -> None:
         """Draws a panel for each split and metric, with bars for each system.
@@ -234,95 +162,40 @@ class TypoReport:
         path = Path(path).expanduser()
         plots.check_ending(path)
         plt = plots.pyplot()
-        splits = self.splits
-        first = next(iter(splits.values()))
-        systems = list(next(iter(first.metrics.values())).clean)
-        bars = 1 + len(first.kinds)
-        size = (max(4.0, 1.2 + 0.3 * len(systems) * (bars + 1)) * len(first.metrics), 3.6 * len(splits) + 0.4)
-        figure, grid = plt.subplots(len(splits), len(first.metrics), figsize=size, squeeze=False, layout="constrained")
-        for row, (name, split) in zip(grid, splits.items(), strict=True):
-            for axes, (metric, of_metric) in zip(row, split.metrics.items(), strict=True):
-                # NaN: without draws there is no error bar.
-                heights = {"clean": [(of_metric.clean[system], math.nan) for system in systems]}
-                for kind in split.kinds:
-                    found = [of_metric.losses[system][kind] for system in systems]
-                    heights[kind] = [(each.comparison.mean_a, each.deviation) for each in found]
-                for place, (kind, of_systems) in enumerate(heights.items()):
-                    means, deviations = zip(*of_systems, strict=True)
-                    at = [group + (place - (bars - 1) / 2) * 0.8 / bars for group in range(len(systems))]
-                    colour = f"C{place - 1}" if place else "0.35"
-                    axes.bar(at, means, 0.8 / bars, yerr=deviations, capsize=2, color=colour, label=plots.plain(kind))
-                axes.set_xticks(
-                    range(len(systems)), [plots.plain(name) for name in shortened(systems)], fontsize="small"
-                )
-                axes.set(ylabel=metric, title=plots.plain(f"{name}, {split.questions} questions"), ylim=(0, None))
-                axes.grid(axis="y", alpha=0.3)
-                axes.set_axisbelow(True)
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=bars, fontsize="small")
+        kinds, systems = (list(next(iter(of_split.values()))) for of_split in (self.changed, self.values))
+        metrics = len(self.losses) // len(self.questions)
+        bars = 1 + len(kinds)
+        size = (max(4.0, 1.2 + 0.3 * len(systems) * (bars + 1)) * metrics, 3.6 * len(self.questions) + 0.4)
+        figure, grid = plt.subplots(len(self.questions), metrics, figsize=size, squeeze=False, layout="constrained")
+        for axes, ((split, metric), found) in zip(grid.flat, self.losses.items(), strict=True):
+            # NaN: without draws there is no error bar.
+            heights = {CLEAN: [(found[system, kinds[0]].comparison.mean_b, math.nan) for system in systems]}
+            for kind in kinds:
+                of_systems = [found[system, kind] for system in systems]
+                heights[kind] = [(each.comparison.mean_a, each.deviation) for each in of_systems]
+            for place, (kind, of_systems) in enumerate(heights.items()):
+                means, deviations = zip(*of_systems, strict=True)
+                at = [group + (place - (bars - 1) / 2) * 0.8 / bars for group in range(len(systems))]
+                colour = f"C{place - 1}" if place else "0.35"
+                axes.bar(at, means, 0.8 / bars, yerr=deviations, capsize=2, color=colour, label=plots.plain(kind))
+            axes.set_xticks(range(len(systems)), [plots.plain(name) for name in shortened(systems)], fontsize="small")
+            axes.set(ylabel=metric, title=plots.plain(f"{split}, {self.questions[split]} questions"), ylim=(0, None))
+            axes.grid(axis="y", alpha=0.3)
+            axes.set_axisbelow(True)
+        plots.legend(figure, grid, bars)
         plots.save(figure, path)
 
 
-def _loss_json(found: Robustness) -> dict[str, object]:
-    compared = found.comparison.as_json()
-    del compared["mean_b"]
+def _loss(found: Robustness) -> dict[str, Any]:
+    compared = found.comparison.named("mean", "clean")
+    del compared["clean"]
     return {
-        "mean": compared.pop("mean_a"),
-        "deviation": or_none(found.deviation),
+        "mean": compared.pop("mean"),
+        "deviation": found.deviation,
         "of_draws": found.of_draws,
-        "relative_loss_percent": or_none(found.relative_loss),
+        "relative_loss_percent": found.relative_loss,
         **compared,
     }
-
-
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-def _losses(title: str, kinds: Mapping[str, Kind], found: TypoMetric) -> Grid:
-    columns = (
-        "typos",
-        "draws",
-        "changed",
-        "clean",
-        "typoed",
-        "±",
-        "loss %",
-        "difference",
-        "95% interval",
-        "p",
-        "p (t-test)",
-        "better/equal/worse",
-    )
-    rows = []
-    for system, losses in found.losses.items():
-        for kind, robust in losses.items():
-            compared = robust.comparison
-            cells = (
-                kind,
-                str(kinds[kind].draws),
-                f"{100 * kinds[kind].changed:.1f} %",
-                f"{compared.mean_b:.4f}",
-                f"{compared.mean_a:.4f}",
-                _or_dash(robust.deviation, ".4f"),
-                _or_dash(robust.relative_loss, ".1f"),
-                *compared.columns,
-                printed_p(compared.p_value),
-                printed_p(compared.t_test_p_value),
-                compared.counts,
-            )
-            rows.append(Row(system, list(map(Cell, cells))))
-    return Grid(title, "system", columns, rows)
-
-
-def _differences(title: str, differences: Sequence[Difference]) -> Grid:
-    columns = ("typos", "difference", "95% interval", "p", "Holm", "p (t-test)", "Holm", "better/equal/worse")
-    rows = []
-    for found in differences:
-        compared = found.comparison
-        p_values = (compared.p_value, found.p_value_holm, compared.t_test_p_value, found.t_test_p_value_holm)
-        cells = (found.kind, *compared.columns, *map(printed_p, p_values), compared.counts)
-        rows.append(Row(found.system, list(map(Cell, cells))))
-    return Grid(title, f"against {differences[0].first}", columns, rows)
 
 
 def _or_dash(value: float, form: str) -> str:

@@ -10,9 +10,9 @@ from jaxretr.data.typos import PROFILES, TypoGenerator, generators
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Search
-from jaxretr.evaluate.robustness import AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
+from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
-from jaxretr.evaluate.typo_report import CLEAN, Kind, TypoMetric, TypoReport, TypoSplit
+from jaxretr.evaluate.typo_report import TypoReport
 from jaxretr.stores.encoding import Encoder, loaded, name_of
 
 log = logging.getLogger(__name__)
@@ -88,15 +88,15 @@ def evaluate_typos(
     note_lengths(lengths)
     if bm25:
         measure("BM25", bm25_search(corpus))
-    results = {}
-    for name, split in of_names.items():
-        kinds = {
-            kind: Kind(len(of_kind), share_changed(split.texts, of_kind, lambda text: text.lower().split()))
+    changed = {
+        name: {
+            kind: share_changed(split.texts, of_kind, lambda text: text.lower().split())
             for kind, of_kind in typos[name].items()
         }
-        found = {metric: TypoMetric.of(values[name], list(kinds), metric, len(models)) for metric in metrics}
-        results[name] = TypoSplit(len(split.qrels), kinds, found)
-    return TypoReport(_settings(made, draws, misspellings), results, values)
+        for name, split in of_names.items()
+    }
+    judged = {name: len(split.qrels) for name, split in of_names.items()}
+    return TypoReport.of(_settings(made, draws, misspellings), judged, changed, values, len(models))
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:

@@ -7,7 +7,6 @@ from a grid that the other half alone moved.
 
 import dataclasses
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from jaxretr.evaluate.metrics import mean
+from jaxretr.evaluate.results import as_json
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.search.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
 from jaxretr.storage.files import atomic_write
@@ -77,10 +77,10 @@ class Curve:
             "held_out": self.held_out
             and {
                 "weights": self.held_out.weights,
-                "combined_against_first": self.held_out.comparison.as_json(),
+                "combined_against_first": vars(self.held_out.comparison),
             },
         }
-        return json.dumps(content, indent=1)
+        return as_json(content)
 
     def as_table(self) -> str:
         """The curve as a table for people."""
@@ -123,12 +123,9 @@ class Curve:
 
     def draw(self, path: Path) -> None:
         """Draws the metric over the weight into a PNG file."""
-        import matplotlib
+        from jaxretr.evaluate import plots
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(figsize=(6, 4))
+        figure, axes = plots.pyplot().subplots(figsize=(6, 4))
         axes.plot(list(self.values), list(self.values.values()), marker="o", label="combined")
         for value, name, style in zip(self.alone, self.systems, ("--", ":"), strict=True):
             axes.axhline(value, color="gray", linestyle=style, label=f"{name} alone")
@@ -142,9 +139,7 @@ class Curve:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         figure.tight_layout()
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, dpi=120, format="png")
-        plt.close(figure)
+        plots.save(figure, path)
 
 
 def trace(

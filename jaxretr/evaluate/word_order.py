@@ -1,94 +1,89 @@
 """`jaxretr.word_order`: the effect of the order of a question's words on a model's metrics."""
 
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxretr.data.named.names import data_path
-from jaxretr.data.readers import Corpus, read_corpus
+from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.evaluate import metrics as measures
-from jaxretr.evaluate.measuring import Search
-from jaxretr.evaluate.robustness import Robustness, Split, measure_altered, read_splits, share_changed
+from jaxretr.evaluate.results import QUESTION, Block, Results
+from jaxretr.evaluate.robustness import AlteredValues, Robustness, measure_altered, read_splits, share_changed
 from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.significance import Comparison
 from jaxretr.stores.encoding import Encoder, loaded
+from jaxretr.tables import Cell, Grid, Row
 
 log = logging.getLogger(__name__)
 
 METRICS = ("recall@20", "recall@100", "ndcg@10")
 
-
-@dataclass(frozen=True)
-class Shuffled:
-    """The effect of shuffling on the questions of one split.
-
-    Attributes:
-      questions: the number of questions that the split judges.
-      reordered: the share of questions whose words are in another order after shuffling, over all shuffles.
-      metrics: {metric: the shuffled questions compared with the original ones}.
-    """
-
-    questions: int
-    reordered: float
-    metrics: dict[str, Robustness]
+_SHUFFLED = "shuffled"
 
 
 @dataclass(frozen=True, repr=False)
-class WordOrder:
+class WordOrder(Results):
     """Metrics with the original and with shuffled questions.
 
     Attributes:
-      splits: the results of each split of the BEIR folder.
+      questions: {split of the BEIR folder: number of questions that it judges}.
+      reordered: {split: share of questions whose words are in another order after shuffling, over all shuffles}.
+      values: {split: the metrics of every question}.
       seeds: the seeds of the shuffles, whose mean is compared.
+      metrics: {split: {metric: the shuffled questions compared with the original ones}}.
     """
 
-    splits: Mapping[str, Shuffled]
+    questions: Mapping[str, int]
+    reordered: Mapping[str, float]
+    values: Mapping[str, AlteredValues]
     seeds: Sequence[int]
+    metrics: Mapping[str, Mapping[str, Robustness]]
 
     def __repr__(self) -> str:
-        return f"WordOrder({', '.join(self.splits)}; {len(self.seeds)} shuffles)"
+        return f"WordOrder({', '.join(self.questions)}; {len(self.seeds)} shuffles)"
 
-    def to_json(self) -> str:
-        """All metrics as a JSON object."""
+    def content(self) -> dict[str, Any]:
+        """All metrics for JSON."""
         splits = {}
-        for split, result in self.splits.items():
-            of_metrics = {}
-            for name, found in result.metrics.items():
-                compared = found.comparison.as_json()
-                of_metrics[name] = {
-                    "original": compared.pop("mean_b"),
-                    "shuffled": compared.pop("mean_a"),
-                    **compared,
+        for split, of_metrics in self.metrics.items():
+            metrics = {
+                name: {
+                    "original": found.comparison.mean_b,
+                    **found.comparison.named("shuffled", "original"),
                     "of_seeds": found.of_draws,
                 }
-            splits[split] = {"questions": result.questions, "reordered": result.reordered, "metrics": of_metrics}
-        return json.dumps({"seeds": list(self.seeds), "splits": splits}, indent=1)
+                for name, found in of_metrics.items()
+            }
+            splits[split] = {"questions": self.questions[split], "reordered": self.reordered[split], "metrics": metrics}
+        return {"seeds": self.seeds, "splits": splits}
 
-    def table(self) -> str:
-        """All metrics as a table for people."""
+    def blocks(self) -> Iterator[Block]:
+        """The values of every question, first the original ones and then those of each shuffle."""
+        for split, found in self.values.items():
+            yield {"split": split, QUESTION: "", "seed": "original"}, found.original
+            for seed, values in zip(self.seeds, found.draws[_SHUFFLED], strict=True):
+                yield {"split": split, QUESTION: "", "seed": str(seed)}, values
+
+    def grids(self) -> list[Grid]:
+        """A table of each split."""
         seeds, many = self.seeds, len(self.seeds) > 1
-        lines = []
-        for split, result in self.splits.items():
-            lines.append(
-                f"{split}: {result.questions} questions, {100 * result.reordered:.1f} % in another order, "
-                + (f"mean of seeds {seeds[0]} to {seeds[-1]}" if many else f"seed {seeds[0]}")
-            )
-            lines.append(
-                f"{'':<16}{'original':>10}{'shuffled':>10}{'difference':>12}{'95% interval':>20}{'p':>10}"
-                f"{'p (t-test)':>12}{'better/equal/worse':>20}" + (f"{'lowest, highest seed':>24}" if many else "")
-            )
-            for name, found in result.metrics.items():
-                c = found.comparison
-                interval = f"[{c.low:+.4f}, {c.high:+.4f}]"
-                counts = f"{c.wins}/{c.ties}/{c.losses}"
+        means = f"mean of seeds {seeds[0]} to {seeds[-1]}" if many else f"seed {seeds[0]}"
+        columns = ["original", "shuffled", *Comparison.HEADS, "better/equal/worse", *["lowest, highest seed"] * many]
+        grids = []
+        for split, of_metrics in self.metrics.items():
+            rows = []
+            for name, found in of_metrics.items():
+                compared = found.comparison
                 of_seeds = f"{min(found.of_draws):.4f}, {max(found.of_draws):.4f}"
-                lines.append(
-                    f"{name:<16}{c.mean_b:>10.4f}{c.mean_a:>10.4f}{c.difference:>+12.4f}{interval:>20}"
-                    f"{c.p_value:>10.4f}{c.t_test_p_value:>12.4f}{counts:>20}" + (f"{of_seeds:>24}" if many else "")
-                )
-        return "\n".join(lines)
+                cells = f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}", *compared.cells, *[of_seeds] * many
+                rows.append(Row(name, list(map(Cell, cells))))
+            reordered = f"{100 * self.reordered[split]:.1f} % in another order"
+            title = f"{split}: {self.questions[split]} questions, {reordered}, {means}"
+            grids.append(Grid(title, "metric", columns, rows))
+        return grids
 
 
 def word_order(
@@ -122,23 +117,19 @@ def word_order(
     folder = data_path(beir)
     corpus = read_corpus(folder)
     search = bm25_search(corpus) if encoder is None else encoder_search(loaded(encoder), corpus, batch_size)
-    found = {
-        name: _shuffled(search, corpus, split, metrics, seeds, f"{folder.name}, {name}")
-        for name, split in of_names.items()
+    reordered, values = {}, {}
+    for name, split in of_names.items():
+        draws = [[shuffle_words(text, seed) for text in split.texts] for seed in seeds]
+        what = f"{folder.name}, {name}"
+        values[name] = measure_altered(search, corpus, split, {_SHUFFLED: draws}, metrics, what)
+        reordered[name] = share_changed(split.texts, draws, str.split)
+        if reordered[name] < 0.5:
+            log.warning(
+                "%s: shuffling changes only %.0f %% of the questions: the others have one word between spaces, or few",
+                what,
+                100 * reordered[name],
+            )
+    compared = {
+        name: {metric: found.robustness(_SHUFFLED, metric) for metric in metrics} for name, found in values.items()
     }
-    return WordOrder(found, list(seeds))
-
-
-def _shuffled(
-    search: Search, corpus: Corpus, split: Split, names: Sequence[str], seeds: Sequence[int], what: str
-) -> Shuffled:
-    draws = [[shuffle_words(text, seed) for text in split.texts] for seed in seeds]
-    measured = measure_altered(search, corpus, split, {"shuffled": draws}, names, what)
-    share = share_changed(split.texts, draws, str.split)
-    if share < 0.5:
-        log.warning(
-            "%s: shuffling changes only %.0f %% of the questions: the others have one word between spaces, or few",
-            what,
-            100 * share,
-        )
-    return Shuffled(len(split.qrels), share, {name: measured.robustness("shuffled", name) for name in names})
+    return WordOrder({name: len(of_names[name].qrels) for name in of_names}, reordered, values, list(seeds), compared)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxretr.config import to_json
 from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.measuring import TestSet
 from jaxretr.evaluate.report import LEVEL, Report
 from jaxretr.evaluate.significance import bootstrap_interval, printed_p
 from jaxretr.reporting import curves, searches
@@ -33,19 +34,6 @@ class Cell(NamedTuple):
     interval: str
     best: bool
     marked: bool
-
-
-class Difference(NamedTuple):
-    """The first run against one system on one metric, in the form that is printed."""
-
-    system: str
-    metric: str
-    difference: str
-    interval: str
-    p_value: str
-    counts: str
-    better: bool | None
-    """Whether the first run is significantly better or worse; None: neither."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +108,7 @@ def report(
 def write_page(
     runs: Sequence[RunFiles],
     comparison: Report | None,
-    on: searches.TestSet | None,
+    on: TestSet | None,
     out: Path,
     *,
     examples: int = 6,
@@ -151,13 +139,14 @@ def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [dataclasses.replace(run, name=f"{run.folder.absolute().parent.name}/{run.name}") for run in runs]
 
 
-def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Sequence[str]) -> list[Example]:
+def _examples(comparison: Report, on: TestSet, count: int, shown: Sequence[str]) -> list[Example]:
     systems = dict(zip(comparison.names, comparison.systems, strict=True))
     first, *others = systems
     # In the order of reading: the baseline, the encoder that the run began with, then the runs.
     order = list(shown) or [name for name in others if name in (searches.BM25, searches.BEFORE)]
     order += [] if shown else [first, *(name for name in others if name not in order)]
-    relevant = on.relevant()
+    qrels = on.qrels or {}
+    relevant = {question: {id for id, grade in of_one.items() if grade > 0} for question, of_one in qrels.items()}
     common = common_stems(on.corpus)
     chosen = choose(on.questions, [systems[order[0]].run, systems[first].run], relevant, count)
     found = []
@@ -171,9 +160,7 @@ def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Seque
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def _page(
-    runs: Sequence[RunFiles], comparison: Report | None, examples: Sequence[Example], on: searches.TestSet | None
-) -> str:
+def _page(runs: Sequence[RunFiles], comparison: Report | None, examples: Sequence[Example], on: TestSet | None) -> str:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -183,7 +170,7 @@ def _page(
         curves=curves.draw(runs),
         comparison=comparison,
         rows=[] if comparison is None else _rows(comparison),
-        differences=[] if comparison is None else _differences(comparison),
+        printed_p=printed_p,
         level=LEVEL,
         on=on,
         examples=examples,
@@ -203,30 +190,11 @@ def _rows(comparison: Report) -> list[tuple[str, list[Cell]]]:
             values = np.array(list(comparison.systems[place].values[metric].values()), np.float64)
             low, high = bootstrap_interval(values, resamples=2000)
             best = max(comparison.mean(other, metric) for other in range(len(comparison.names)))
-            differs = bool(place) and comparison.against[place - 1].p_values_holm[metric] < LEVEL
             mean = comparison.mean(place, metric)
-            cells.append(Cell(f"{100 * mean:.1f}", f"{100 * low:.1f} – {100 * high:.1f}", mean == best, differs))  # noqa: RUF001
+            interval = f"{100 * low:.1f} – {100 * high:.1f}"  # noqa: RUF001
+            cells.append(Cell(f"{100 * mean:.1f}", interval, mean == best, comparison.differs(place, metric)))
         rows.append((name, cells))
     return rows
-
-
-def _differences(comparison: Report) -> list[Difference]:
-    found = []
-    for name, against in zip(comparison.names[1:], comparison.against, strict=True):
-        for metric, one in against.comparisons.items():
-            p_value = against.p_values_holm[metric]
-            found.append(
-                Difference(
-                    name,
-                    metric,
-                    f"{100 * one.difference:+.1f}",
-                    f"{100 * one.low:+.1f} … {100 * one.high:+.1f}",
-                    printed_p(p_value),
-                    one.counts,
-                    None if p_value >= LEVEL else one.difference > 0,
-                )
-            )
-    return found
 
 
 def _changed(run: RunFiles) -> list[tuple[str, Any]]:

@@ -3,16 +3,12 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxretr.config import ArtConfig, ContrastiveConfig
-from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_ids
-from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.errors import UserError
-from jaxretr.evaluate.measuring import OF_ANSWERS, ByAnswers, ByQrels, Measure, Run, depth, run_of
-from jaxretr.evaluate.report import Measured, Report
+from jaxretr.evaluate.measuring import OF_ANSWERS, Run, TestSet, depth
+from jaxretr.evaluate.report import Report
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.notes import HeldNotes
@@ -28,21 +24,6 @@ METRICS = ("ndcg@10", "mrr@10", "recall@20", "recall@100")
 BM25, BEFORE = "BM25", "before training"
 
 
-class TestSet(NamedTuple):
-    """A corpus to search, and the questions to search it for."""
-
-    corpus: Corpus
-    questions: list[Question]
-    qrels: dict[str, dict[str, int]] | None
-    """The judgements; None: the questions' answers are matched."""
-    source: str
-
-    def relevant(self) -> dict[str, set[str]]:
-        """Question id -> ids of the passages judged to answer it; empty without judgements."""
-        qrels = self.qrels or {}
-        return {question: {id for id, grade in of_one.items() if grade > 0} for question, of_one in qrels.items()}
-
-
 def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | None:
     """The questions of a BEIR folder, or without one those of the run's own evaluation; None if it had none.
 
@@ -51,7 +32,7 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
     """
     if beir is not None:
         read = read_beir(beir, split)
-        return TestSet(read.corpus, read.questions, read.qrels, f"{split} of {beir}")
+        return TestSet(read.questions, read.corpus, read.qrels, source=f"{split} of {beir}")
     if isinstance(run.config, ArtConfig):
         with _inputs_of(run):
             corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
@@ -60,7 +41,9 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
             judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
     else:
         return None
-    return None if judged is None else TestSet(corpus, judged.questions, judged.qrels, f"dev questions of {run.name}")
+    if judged is None:
+        return None
+    return TestSet(judged.questions, corpus, judged.qrels, source=f"dev questions of {run.name}")
 
 
 @contextlib.contextmanager
@@ -94,22 +77,20 @@ def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
     Returns:
       The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.
     """
-    measure: Measure = ByAnswers(on.questions, on.corpus) if on.qrels is None else ByQrels(on.qrels)
     metrics = OF_ANSWERS if on.qrels is None else METRICS
-    k, own = depth(metrics), own_ids(on.questions, on.corpus, on.qrels)
-    found: list[tuple[str, Run]] = [(BM25, run_of(bm25_search(on.corpus), on.questions, k, own))]
+    k = depth(metrics)
+    found: list[tuple[str, Run]] = [(BM25, on.search(bm25_search(on.corpus), k))]
     first, *others = runs
 
     lengths: dict[str, tuple[int, int]] = {}
 
     def searched(name: str, encoder: Encoder) -> Run:
         lengths[name] = read_lengths(encoder)
-        return run_of(encoder_search(encoder, on.corpus, None), on.questions, k, own)
+        return on.search(encoder_search(encoder, on.corpus, None), k)
 
     if (start := before(first)) is not None:
         found.append((BEFORE, searched(BEFORE, start)))
     found += [(run.name, searched(run.name, load_encoder(run.model))) for run in others if run.model is not None]
     found.insert(0, (first.name, searched(first.name, load_encoder(str(first.model)))))
     note_lengths(lengths)
-    measured = [Measured(name, run, measure(run, metrics, name)) for name, run in found]
-    return Report.of(measured[0], measured[1:], measure)
+    return Report.of(found, on, metrics)

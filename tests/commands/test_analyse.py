@@ -1,5 +1,6 @@
 """`jaxretr analyse`: overlap of runs, and questions with shuffled words, as a user would type them."""
 
+import csv
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ import pytest
 import tiny
 from command_errors import the_error
 
+import jaxretr
 from jaxretr import cli
 from jaxretr.data.readers import read_beir
 from jaxretr.data.word_shuffle import shuffle_words
@@ -178,8 +180,37 @@ def test_bm25_does_not_notice(capsys):
             assert figures["p_value"] == 1.0 and figures["wins"] == figures["losses"] == 0
     assert run("shuffle", *words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[::5]] == ["train", "tydi"]
+    assert [line.split(":")[0] for line in lines[::6]] == ["train", "tydi"]
     assert lines[2].split()[0] == "ndcg@10" and lines[2].split()[3] == "+0.0000"
+
+
+def test_results_in_python_have_tables_for_papers_and_the_values_of_every_question(tmp_path: Path) -> None:
+    shuffled = jaxretr.word_order(
+        None, beir=tiny.DATA, splits=["train", "tydi"], seeds=[3, 4], metrics=["mrr", "ndcg@10"]
+    )
+    shuffled.write_per_query(tmp_path / "values.tsv")
+    with (tmp_path / "values.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert list(rows[0]) == ["split", "question-id", "seed", "mrr", "ndcg@10"]
+    for split, found in json.loads(shuffled.to_json())["splits"].items():
+        for metric, values in found["metrics"].items():
+            for seed, mean in zip(("original", "3", "4"), (values["original"], *values["of_seeds"]), strict=True):
+                written = [float(row[metric]) for row in rows if (row["split"], row["seed"]) == (split, seed)]
+                assert len(written) == found["questions"] and np.mean(written) == pytest.approx(mean, abs=1e-5)
+    run = write_trec(tmp_path / "a_run.trec", {"q1": "abcde"})
+    for results in (shuffled, jaxretr.run_overlap(run, [run])):
+        assert "\\begin{tabular}" in results.table("latex") and "| ---" not in results.table()
+        assert "|---" in results.table("markdown").replace(":", "-").replace(" ", "")
+
+
+def test_one_question_has_no_t_test(tmp_path: Path) -> None:
+    folder = tmp_path / "beir"
+    shutil.copytree(tiny.DATA, folder)
+    question = read_beir(tiny.DATA, "train").questions[0].id
+    (folder / "qrels/one.tsv").write_text(f"query-id\tcorpus-id\tscore\n{question}\tnothing\t1\n")
+    found = jaxretr.word_order(None, beir=folder, splits=["one"], metrics=["mrr"])
+    assert json.loads(found.to_json())["splits"]["one"]["metrics"]["mrr"]["t_test_p_value"] is None
+    assert "nan" not in found.table() and found.table().splitlines()[-1].split()[-2:] == ["-", "0/1/0"]
 
 
 def by_hand(model: DualEncoder, split: str, seed: int | None) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """`jaxretr evaluate MODEL --beir DIR` and `jaxretr.evaluate_model`: kept embeddings, and BM25 as a baseline."""
 
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import tiny
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import run_of
@@ -195,3 +199,13 @@ def test_python_gives_the_commands_figures(
         jaxretr.load_encoder(words[1]), beir=read_beir(tiny.DATA, "train"), metrics=["mrr@10"], index=tmp_path / "kept"
     )
     assert again.means == {"encoder": {"mrr@10": command["metrics"]["mrr@10"]}}
+
+
+def test_a_report_by_judgements_does_not_keep_the_passages_in_memory():
+    corpus = Corpus(["a", "b"], ["", ""], ["red fox", "blue"])
+    there = weakref.ref(corpus)
+    questions, run = [Question("q", "which fox")], {"q": {"a": 2.0, "b": 1.0}}
+    report = jaxretr.evaluate_run(run, qrels={"q": {"a": 1}}, corpus=corpus, queries=questions, baselines=["bm25"])
+    del corpus
+    gc.collect()
+    assert there() is None and list(report.means.values()) == [{"ndcg@10": 1.0, "mrr@10": 1.0, "recall@100": 1.0}] * 2
