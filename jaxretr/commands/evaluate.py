@@ -176,7 +176,7 @@ _READ_BY: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measures, writes and plots as the arguments ask, and prints the report."""
+    """Measure, write and plot as the arguments ask, and print the report."""
     subject = check_arguments(args)
     from jaxretr.evaluate import measuring, plots
     from jaxretr.storage.files import check_output

@@ -57,7 +57,7 @@ def evaluate_model(
     depth: int = 100,
     dtype: "EncodeDtype" = "float32",
 ) -> Report:
-    """Measures a model on a BEIR folder, and compares it with baselines question by question.
+    """Measure a model on a BEIR folder, and compare it with baselines question by question.
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
@@ -146,7 +146,7 @@ def evaluate_run(
     dtype: "EncodeDtype" = "float32",
     batch_size: int | None = None,
 ) -> Report:
-    """Measures a run by judgements or by answers, and compares it with baselines question by question.
+    """Measure a run by judgements or by answers, and compare it with baselines question by question.
 
     Args:
       run: a file in any format that `jaxretr.evaluate.runs.read_run` reads, or {question id: {passage id: score}}.

@@ -56,7 +56,7 @@ def evaluate(
 def evaluate(
     qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool = False, *, relevance_level: int = 1
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Measures a run against relevance judgements.
+    """Measure a run against relevance judgements.
 
     Args:
       qrels: {question id: {passage id: grade}}.

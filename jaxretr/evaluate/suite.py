@@ -162,7 +162,7 @@ def evaluate_suite(
     relevance_level: int = 1,
     batch_size: int | None = None,
 ) -> SuiteReport:
-    """Measures a model on every BEIR folder below a folder, one after the other.
+    """Measure a model on every BEIR folder below a folder, one after the other.
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.

@@ -36,7 +36,7 @@ def evaluate_typos(
     bm25: bool = True,
     batch_size: int | None = None,
 ) -> TypoReport:
-    """Measures models and BM25 with the original questions of a BEIR folder and with typos in them.
+    """Measure models and BM25 with the original questions of a BEIR folder and with typos in them.
 
     Args:
       encoders: one or more models, each a path or name as `load_encoder` takes it, or a function that loads it; one

@@ -95,7 +95,7 @@ def word_order(
     metrics: Sequence[str] = METRICS,
     batch_size: int | None = None,
 ) -> WordOrder:
-    """Measures a model with the questions of a BEIR folder, and with their words shuffled.
+    """Measure a model with the questions of a BEIR folder, and with their words shuffled.
 
     A model that only matches words loses nothing, as BM25 does.
 

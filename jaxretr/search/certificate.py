@@ -173,7 +173,7 @@ def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
 def measure_recalls(
     search: Search, questions: np.ndarray, exact: NDArray[np.int64], own: NDArray[np.int64], depths: Sequence[int]
 ) -> tuple[Recall, ...]:
-    """Measures the recalls of a setting at some depths, with a search of its own for each depth."""
+    """Measure the recalls of a setting at some depths, with a search of its own for each depth."""
     found = []
     for k in dict.fromkeys(min(depth, exact.shape[1]) for depth in depths):
         rows = search(questions, k + int((own >= 0).any()), cpu_threads())[1]
@@ -184,7 +184,7 @@ def measure_recalls(
 
 
 def measure_speed(search: Search, questions: np.ndarray, k: int) -> dict[str, float]:
-    """Measures the times of `Line`; the first search warms up."""
+    """Measure the times of `Line`; the first search warms up."""
     search(questions[:64], k, 1)
     began = time.perf_counter()
     search(questions, k, 1)

@@ -155,7 +155,7 @@ def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, wi
 def certify(
     search: WidthSearch, asked: Asked, settings: Sequence[Width], k: int, packages: Sequence[str], **facts: Any
 ) -> Certificate:
-    """Measures each setting on the questions that tuned nothing.
+    """Measure each setting on the questions that tuned nothing.
 
     Args:
       search: the index.
@@ -203,7 +203,7 @@ def width_of(settings: Sequence[Width], target: float | None, index: str) -> int
 
 
 def check_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> list[str]:
-    """Measures again, and lists the recalls that lie below the certificate's by more than chance.
+    """Measure again, and list the recalls that lie below the certificate's by more than chance.
 
     Args:
       certificate: the measurements made with the index.

@@ -238,7 +238,7 @@ class ExactIndex:
         return unscaled(scores, exponents), rows, proven | (count == there)
 
     def first_pass_recall(self, queries: np.ndarray | jax.Array, k: int = 10) -> float:
-        """Measures what a first pass loses: the mean share of its results that belong to the true top k.
+        """Measure what a first pass loses: the mean share of its results that belong to the true top k.
 
         Args:
           queries: question embeddings [B, D].

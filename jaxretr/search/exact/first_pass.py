@@ -73,7 +73,7 @@ class RoundedQueries(NamedTuple):
 
     @classmethod
     def of(cls, queries: np.ndarray, rounded: np.ndarray) -> "RoundedQueries":
-        """Measures scaled questions [B, D] against the rounded ones, with which the rounded rows are multiplied."""
+        """Measure scaled questions [B, D] against the rounded ones, with which the rounded rows are multiplied."""
         exact = queries.astype(np.float64)
         lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded.astype(np.float64)))
         return cls(lengths, shifts, queries.shape[1])

@@ -101,7 +101,7 @@ def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) 
 
 
 def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
-    """Measures the settings with filters on the certification questions, for shares that are not searched exactly."""
+    """Measure the settings with filters on the certification questions, for shares that are not searched exactly."""
     lines: list[FilterLine] = []
     k = index.facts.k
     for share in SHARES:
@@ -186,7 +186,7 @@ def _search(index: Filterable, setting: FilterSetting) -> Search:
 
 
 def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
-    """Measures the recall of each question, by the kind of filter."""
+    """Measure the recall of each question, by the kind of filter."""
     k = index.facts.k
     shares: dict[Kind, list[NDArray[np.float64]]] = {}
     for case in cases:

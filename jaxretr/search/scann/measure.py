@@ -105,7 +105,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
 
 
 def recalls_again(index: Measurable, questions: Questions) -> list[tuple[Recall, ...]]:
-    """Measures again the recalls of a certificate that is not stale, against the neighbours that the questions note."""
+    """Measure again the recalls of a certificate that is not stale, against the neighbours that the questions note."""
     row_of = index.rows.row_of()
     exact = np.array([[row_of.get(name, -2) for name in names] for names in questions.neighbours], np.int64)
     own = questions.own_rows(row_of, questions.certify)

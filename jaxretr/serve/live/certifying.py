@@ -76,7 +76,7 @@ def of_snapshot(snapshot: Snapshot) -> Certified | None:
 
 
 def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) -> Certified:
-    """Measures the approximate search of a state, including its tail and its removed rows.
+    """Measure the approximate search of a state, including its tail and its removed rows.
 
     Args:
       view: the state.

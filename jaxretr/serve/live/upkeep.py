@@ -105,7 +105,7 @@ class Upkeep:
             return True
 
     def certify(self) -> None:
-        """Measures the certificate of the current state, if it is searched approximately."""
+        """Measure the certificate of the current state, if it is searched approximately."""
         with self._busy:
             index, view = self._index, self._index.view
             if view.base.scann is None or view.count < 4:
