@@ -18,6 +18,7 @@ from jaxretr.models.layers import (
     ACTIVATIONS,
     Params,
     define,
+    initialise,
     layer_norm,
     linear,
     matmuls_in,
@@ -51,6 +52,12 @@ def init_head(config: CrossEncoderConfig, seed: int) -> Params:
         if config.head.norm_bias:
             params["norm"]["bias"] = jnp.zeros(size, jnp.float32)
     return params
+
+
+def init_params(config: CrossEncoderConfig, seed: int) -> Params:
+    """Draw fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
+    backbone = initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)
+    return {BACKBONE: backbone, HEAD: init_head(config, seed)}
 
 
 def abstract_params(config: CrossEncoderConfig) -> Params:
