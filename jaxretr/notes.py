@@ -8,7 +8,7 @@ _held: ContextVar[list[Callable[[], object]] | None] = ContextVar("held notes", 
 
 
 def note(say: Callable[..., object], *values: object) -> None:
-    """Says something about an input: at once, or inside `HeldNotes` when they are said.
+    """Say something about an input: at once, or inside `HeldNotes` when they are said.
 
     Args:
       say: a method of a logger, such as `log.warning`.
@@ -35,7 +35,7 @@ class HeldNotes:
         _held.reset(self._token)
 
     def say(self) -> None:
-        """Says the notes, in their order."""
+        """Say the notes, in their order."""
         for each in self._notes:
             each()
         self._notes.clear()

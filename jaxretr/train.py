@@ -176,7 +176,7 @@ class TrainResult(Mapping[str, float]):
 def train(
     config: Config, workdir: str | os.PathLike[str], *, profile_steps: tuple[int, int] | None = None
 ) -> TrainResult:
-    """Trains by a config to the last step; resumes automatically if `workdir` contains a checkpoint.
+    """Train by a config to the last step; resume automatically if `workdir` contains a checkpoint.
 
     The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
     `train.best_metric`, or the last one where there is no dev set.

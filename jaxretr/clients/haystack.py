@@ -30,7 +30,7 @@ class JaxretrTextEmbedder:
 
     @_component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """Embeds the question; returns {"embedding": D floats}."""
+        """Embed the question; return {"embedding": D floats}."""
         return {"embedding": self.source.embed([text], "query")[0].tolist()}
 
     def to_dict(self) -> dict[str, Any]:

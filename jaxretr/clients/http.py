@@ -87,7 +87,7 @@ class Client:
         return [[_found(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts as questions or as documents; float32 [n, D]."""
+        """Embed texts as questions or as documents; float32 [n, D]."""
         more = {"input_type": side, "encoding_format": "base64"}
         done = self._in_parts("/v1/embeddings", "input", texts, _TEXTS, more)
         rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for each in done for row in each["data"]]
@@ -108,7 +108,7 @@ class Client:
         return Document(found["id"], found["title"], found["text"], found["metadata"])
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[tuple[int, float]]:
-        """Scores texts with the service's re-ranker; returns (place in `documents`, score), best first."""
+        """Score texts with the service's re-ranker; return (place in `documents`, score), best first."""
         if top_n is not None and top_n < 1:
             raise UsageError(f"top_n={top_n}: give at least 1, or leave it out")
         scored: list[tuple[int, float]] = []
@@ -290,5 +290,5 @@ def _plain(value: Any) -> Any:
 
 
 def _quoted(name: str) -> str:
-    """Quotes an index's name as a part of a path."""
+    """Quote an index's name as a part of a path."""
     return quote(name, safe="")

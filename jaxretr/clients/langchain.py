@@ -54,9 +54,9 @@ class JaxretrEmbeddings(_embeddings.Embeddings):
         self.source = source
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embeds documents; returns n lists of D floats."""
+        """Embed documents; return n lists of D floats."""
         return self.source.embed(texts, "document").tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """Embeds a question; returns D floats."""
+        """Embed a question; return D floats."""
         return self.source.embed([text], "query")[0].tolist()

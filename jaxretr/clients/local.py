@@ -47,7 +47,7 @@ class Local:
         return [Found(each.id, score, each.title, each.text, each.metadata) for each, score in documents]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts; float32 [n, D]."""
+        """Embed texts; float32 [n, D]."""
         if side == "query":
             return self.encoder.encode_queries(list(texts))
         return self.encoder.encode_passages(list(texts))

@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts as questions or as documents; float32 [n, D]."""
+        """Embed texts as questions or as documents; float32 [n, D]."""
         ...
 
 

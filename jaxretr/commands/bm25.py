@@ -21,7 +21,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Indexes the corpus, searches, and writes the run."""
+    """Index the corpus, search, and write the run."""
     from jaxretr.commands.outputs import say_written
     from jaxretr.data.readers import read_corpus, read_questions
     from jaxretr.search.bm25.searching import search_bm25

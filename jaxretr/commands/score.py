@@ -56,7 +56,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Scores and writes; with several processes, the first one writes."""
+    """Score and write; with several processes, the first one writes."""
     import jax
 
     from jaxretr.commands.outputs import say_written

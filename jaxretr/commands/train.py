@@ -60,7 +60,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses options that do not go together.
+    """Refuse options that do not go together.
 
     Raises:
       UsageError: there are such options, or one is missing.

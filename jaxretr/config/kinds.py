@@ -28,7 +28,7 @@ _METRIC = re.compile(rf"(.+:)?(typo_)?(({'|'.join(_AT_K)})@[1-9][0-9]*|{'|'.join
 
 
 def check_numbers(config: Config) -> None:
-    """Refuses numbers and metrics that no run can have, and a way to lie on the devices that this kind of run cannot."""
+    """Refuse numbers and metrics that no run can have, and a way to lie on the devices that this kind of run cannot."""
     for name, number in _numbers(config):
         if not math.isfinite(number):
             raise UsageError(f"{name}={number}: must be a finite number; set --{name.replace('_', '-')}")

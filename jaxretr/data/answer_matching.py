@@ -33,7 +33,7 @@ _BETWEEN = "\x00"
 
 
 def has_answer(text: str, answers: Sequence[str], match: Match = "string") -> bool:
-    """Tells whether a passage contains at least one of the answers.
+    """Tell whether a passage contains at least one of the answers.
 
     Args:
       text: the passage's text, without its title.
@@ -74,7 +74,7 @@ class AnswerMatcher:
         self._answers: dict[str, Any] = {}
 
     def has_answer(self, text: str, answers: Sequence[str]) -> bool:
-        """Tells whether a passage contains at least one of the answers; see the function of the same name."""
+        """Tell whether a passage contains at least one of the answers; see the function of the same name."""
         if isinstance(answers, str):
             raise TypeError("answers must be a sequence of strings, not one string (its letters would be the answers)")
         compiled = [compiled for answer in answers if (compiled := self._compiled(answer)) is not None]

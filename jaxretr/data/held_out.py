@@ -17,7 +17,7 @@ _SHARE = 10
 
 
 def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
-    """Chooses the questions whose texts have the lowest hashes: the same ones in every order, process and run.
+    """Choose the questions whose texts have the lowest hashes: the same ones in every order, process and run.
 
     Questions that differ in case or spaces alone are on one side, so that none is trained on and measured with.
 

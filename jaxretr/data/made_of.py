@@ -41,7 +41,7 @@ def read_record(path: str | Path) -> dict[str, str] | None:
 
 
 def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], str]) -> None:
-    """Warns where a file of passage ids was made from another corpus than the one in which they are looked up.
+    """Warn where a file of passage ids was made from another corpus than the one in which they are looked up.
 
     Args:
       path: the file, which may have no record.

@@ -32,7 +32,7 @@ _IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
 
 
 def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
-    """Points a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
+    """Point a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
 
     Corpus, training questions or pairs, splits and dev data are taken from there; none of the config's own data
     remains. If there is no dev split, training questions are held out for one. A test split is used if it is stated,

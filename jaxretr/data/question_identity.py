@@ -64,7 +64,7 @@ def own_ids(
 
 
 def without_own(run: Run, own: Collection[str]) -> Run | dict[str, Mapping[str, float]]:
-    """Leaves out a run's hits that are the question itself, for questions whose ids are in `own`."""
+    """Leave out a run's hits that are the question itself, for questions whose ids are in `own`."""
     if not own:
         return run
     return {
@@ -74,7 +74,7 @@ def without_own(run: Run, own: Collection[str]) -> Run | dict[str, Mapping[str, 
 
 
 def without_own_rows(scores: np.ndarray, rows: np.ndarray, own: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Leaves out the hits that are the question itself, and keeps the first k of the others.
+    """Leave out the hits that are the question itself, and keep the first k of the others.
 
     Args:
       scores: [B, K], best first.

@@ -117,7 +117,7 @@ class TokenStore:
         chunk_rows: int = 50_000,
         progress: bool = True,
     ) -> "TokenStore":
-        """Tokenises a corpus or questions, or opens the store if that is done already.
+        """Tokenise a corpus or questions, or open the store if that is done already.
 
         The store's folder is named by a sha256 of content, tokenizer, template, length, prompt and format, so a change of
         any of them makes another store. Finished chunks are kept next to it until it is complete: a killed build

@@ -16,7 +16,7 @@ _ALPHABET, _ALPHABET_SHARE = 400, 0.9995
 
 
 def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
-    """Trains a tokenizer and writes a folder that `transformers.AutoTokenizer` reads.
+    """Train a tokenizer and write a folder that `transformers.AutoTokenizer` reads.
 
     Args:
       kind: "bert" = with [PAD] [UNK] [CLS] [SEP] [MASK]; "t5" = with <pad> </s> <unk>. Both are WordPiece: on

@@ -332,7 +332,7 @@ def _special_ids(tokenizer: "PreTrainedTokenizerBase", *names: str) -> list[int]
 
 
 def _first_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], count: int) -> list[list[int]]:
-    """Tokenises texts without special ids, reading no more of a long text than its first `count` ids need.
+    """Tokenise texts without special ids, reading no more of a long text than its first `count` ids need.
 
     A text of 10 MB would keep its whole batch waiting for ids that are then thrown away, so a long text is cut in
     characters first: at a white space where there is one, and so far out that at least `count` ids precede the

@@ -4,7 +4,7 @@ import hashlib
 
 
 def shuffle_words(text: str, seed: int = 0) -> str:
-    """Shuffles the words of a text, as white space separates them.
+    """Shuffle the words of a text, as white space separates them.
 
     The order is a function of seed and text alone: no other text, no position in a file and no version of a random
     generator changes it. Punctuation stays at its word. The drawn order may be the original one.

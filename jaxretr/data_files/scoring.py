@@ -64,7 +64,7 @@ class _Call:
         return None if open_descriptor(self.out) is not None else self.out
 
     def score_all(self, pairs: Callable[[], Iterable[Pair]]) -> tuple[np.ndarray, KeptScores | None]:
-        """Scores all pairs; every bad row is found before the model is loaded."""
+        """Score all pairs; every bad row is found before the model is loaded."""
         known = Pairs.of(pairs())
         scorer, kept = self.load(), None
         if self.place is not None:
@@ -94,7 +94,7 @@ def score(
     batch_size: int | None = None,
     chunk: int = CHUNK,
 ) -> Scored:
-    """Scores every pair of question and passage in a file; resumes where an earlier call was interrupted.
+    """Score every pair of question and passage in a file; resume where an earlier call was interrupted.
 
     The scores are raw: of a cross-encoder logits without a sigmoid, of a language model the mean log-likelihood of a
     question's tokens. Until `out` is complete, those of finished chunks are kept next to it, in a folder whose name is a

@@ -218,7 +218,7 @@ def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> 
 def check_texts(
     files: Sequence[_Path], corpus: object, queries: object, searched: _Path | None = None, rerank: bool = False
 ) -> None:
-    """Refuses a missing corpus or missing queries of runs that are measured by judgements.
+    """Refuse a missing corpus or missing queries of runs that are measured by judgements.
 
     Args:
       files: of runs; for one without ids of its questions, queries alone may be given.
@@ -312,7 +312,7 @@ def _read_baselines(
 def _searched(
     baselines: Sequence[tuple[str, Run | Callable[[Corpus], Search]]], on: TestSet, metrics: Sequence[str]
 ) -> list[tuple[str, Run]]:
-    """Completes the baselines' runs, in which no question is a hit of its own."""
+    """Complete the baselines' runs, in which no question is a hit of its own."""
     return [
         (name, on.search(one(on.corpus), hits_needed(metrics)))
         if callable(one)

@@ -171,7 +171,7 @@ def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[st
 
 
 def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
-    """Warns where most first hits seem to be the question itself, which only the texts can tell."""
+    """Warn where most first hits seem to be the question itself, which only the texts can tell."""
     best = {id: max(run[id], key=run[id].__getitem__) for id in qrels if run.get(id)}
     own = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
     if 2 * len(own) > len(best):
@@ -185,7 +185,7 @@ def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
 
 
 def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str], name: str) -> Run:
-    """Leaves out a run's hits that are the question itself; warns where too few hits are left.
+    """Leave out a run's hits that are the question itself; warn where too few hits are left.
 
     Args:
       run: the run, as it was read.

@@ -115,7 +115,7 @@ class MtebModel:
         show_progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Embeds the texts of a data loader.
+        """Embed the texts of a data loader.
 
         Args:
           inputs: batches with the column "text"; of documents also "body" and, where there are titles, "title".

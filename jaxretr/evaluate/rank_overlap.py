@@ -52,7 +52,7 @@ class RankBiasedOverlap:
 
 
 def ranked_ids(scores: Mapping[str, float], depth: int) -> list[str]:
-    """Ranks one question of a run as `metrics.evaluate` does: by float32 score, equal ones by id, both descending.
+    """Rank one question of a run as `metrics.evaluate` does: by float32 score, equal ones by id, both descending.
 
     Args:
       scores: {passage id: score}.

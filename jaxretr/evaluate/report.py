@@ -141,7 +141,7 @@ class Report(Results):
         return [({QUESTION: ""}, columns)]
 
     def plot(self, path: str | Path) -> None:
-        """Draws a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.
+        """Draw a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.
 
         Each metric is drawn from 1 to its largest cut, and at least to 100.
 

@@ -25,7 +25,7 @@ def rerank(
     depth: int | None = 100,
     batch_size: int | None = None,
 ) -> SearchRun:
-    """Scores the first hits of each question with a model that reads question and passage together, and orders them.
+    """Score the first hits of each question with a model that reads question and passage together, and order them.
 
     With several processes, each scores its share; all must call this, and all return the same run.
 

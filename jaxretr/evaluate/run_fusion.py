@@ -66,7 +66,7 @@ def fuse(
     queries: str | Path | Sequence[Question] | None = None,
     trec_ids: bool = False,
 ) -> Fused:
-    """Fuses runs by a weighted sum of scores, s_1 + w_2 s_2 + ..., or by reciprocal ranks, the sum of 1 / (60 + rank).
+    """Fuse runs by a weighted sum of scores, s_1 + w_2 s_2 + ..., or by reciprocal ranks, the sum of 1 / (60 + rank).
 
     Args:
       runs: at least two files, or {question id: {passage id: score}}.

@@ -41,7 +41,7 @@ def read_lengths(encoder: "TextEncoder") -> tuple[int, int]:
 
 
 def note_lengths(read: Mapping[str, tuple[int, int]]) -> None:
-    """Warns where models that are compared read different lengths: name -> `read_lengths`."""
+    """Warn where models that are compared read different lengths: name -> `read_lengths`."""
     if len(set(read.values())) > 1:
         each = ", ".join(f"{name} {question} and {passage}" for name, (question, passage) in read.items())
         log.warning("the models read different lengths, in tokens of a question and of a passage: %s", each)

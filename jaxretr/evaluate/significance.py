@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What tables print under `HEADS`, and the numbers of questions that are better, equal and worse."""
+        """The texts under `HEADS` in tables, and the numbers of questions that are better, equal and worse."""
         return self._cells(self.p_value, self.t_test_p_value)
 
     def _cells(self, *p_values: float) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Corrected(Comparison):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What tables print under `HEADS`, and the numbers of questions that are better, equal and worse."""
+        """The texts under `HEADS` in tables, and the numbers of questions that are better, equal and worse."""
         return self._cells(self.p_value, self.p_value_holm, self.t_test_p_value, self.t_test_p_value_holm)
 
 
@@ -222,7 +222,7 @@ def paired_t_test(differences: NDArray[np.float64]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values of several comparisons so that any false finding among them is as rare as their level says.
+    """Correct p-values of several comparisons so that any false finding among them is as rare as their level says.
 
     Holm's step-down: the smallest of m is multiplied by m, the next by m - 1 and so on, and none falls below a smaller
     one's. Nothing is assumed about how the comparisons depend on each other.
@@ -253,6 +253,6 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Corrected]:
 
 
 def _blocks(resamples: int, questions: int) -> list[int]:
-    """Cuts the number of resamples into blocks of at most `_BLOCK` numbers."""
+    """Cut the number of resamples into blocks of at most `_BLOCK` numbers."""
     size = max(1, _BLOCK // max(1, questions))
     return [min(size, resamples - start) for start in range(0, resamples, size)]

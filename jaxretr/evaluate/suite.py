@@ -362,7 +362,7 @@ def _short(value: Any) -> str:
 
 
 def averages(results: Mapping[str, Result]) -> tuple[dict[str, Means], Means]:
-    """Averages over data sets; those of one folder (CQADupStack's forums) count together as one, as in BEIR.
+    """Average over data sets; those of one folder (CQADupStack's forums) count together as one, as in BEIR.
 
     Returns:
       {folder of several data sets: means}, deepest first, and the means of the whole suite.

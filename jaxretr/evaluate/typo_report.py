@@ -146,7 +146,7 @@ class TypoReport(Results):
         return list(map(Cell, (kind, draws, changed, *means, *loss, *compared.cells)))
 
     def plot(self, path: str | Path) -> None:
-        """Draws a panel for each split and metric, with bars for each system.
+        """Draw a panel for each split and metric, with bars for each system.
 
         A system has a bar for clean questions and one for each kind of typos. Error bars show the standard deviation
         over the draws.

@@ -122,7 +122,7 @@ class Curve:
             file.write(self.as_json() + "\n")
 
     def draw(self, path: Path) -> None:
-        """Draws the metric over the weight into a PNG file."""
+        """Draw the metric over the weight into a PNG file."""
         from jaxretr.evaluate import plots
 
         figure, axes = plots.pyplot().subplots(figsize=(6, 4))
@@ -195,7 +195,7 @@ def _one_round(weights: Sequence[float]) -> Rounds:
 def _trace_all_and_halves(
     evaluate: Evaluate, rounds: Callable[[], Rounds]
 ) -> tuple[dict[float, Mapping[str, float]], list[dict[float, float]]]:
-    """Lets all questions, and each half alone, move a grid; a pass evaluates the weights of all three.
+    """Let all questions, and each half alone, move a grid; a pass evaluates the weights of all three.
 
     Returns:
       {weight: {question id: value}} of all weights, and {weight: mean} of the grids of all questions and of each half;

@@ -82,7 +82,7 @@ def tune(
     dtype: EncodeDtype = "auto",
     batch_size: int | None = None,
 ) -> Tuned:
-    """Chooses the query-side weight of a combination on dev questions (SPAR, Chen et al. 2022, section 4.2).
+    """Choose the query-side weight of a combination on dev questions (SPAR, Chen et al. 2022, section 4.2).
 
     Args:
       models: the base and the other model, as `load_encoder` takes them, or one combined model of two parts.

@@ -37,7 +37,7 @@ class _Passages:
 
 
 def asked_of(source: IndexSource, questions: np.ndarray | None, seed: int) -> Asked | None:
-    """Draws the questions, and finds their exact neighbours in the store; None for too few passages.
+    """Draw the questions, and find their exact neighbours in the store; None for too few passages.
 
     Args:
       source: the passages.

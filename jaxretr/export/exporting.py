@@ -321,7 +321,7 @@ _MODULES = {
 
 
 def verify(folder: Path_, library: Library | None = None) -> Verification:
-    """Recomputes what an export or an embedding store promises from the files in its folder.
+    """Recompute what an export or an embedding store promises from the files in its folder.
 
     Args:
       folder: a folder that `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live

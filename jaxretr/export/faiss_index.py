@@ -204,7 +204,7 @@ def _new_index(faiss: Any, kind: str, rows: int, dim: int) -> tuple[Any, dict[st
 
 
 def _try_out(kind: str, dim: int) -> None:
-    """Refuses a factory string with which FAISS ends the process; what it merely refuses is left to it."""
+    """Refuse a factory string with which FAISS ends the process; what it merely refuses is left to it."""
     words = [sys.executable, "-c", _TRIAL, str(dim), kind]
     try:
         code = subprocess.run(words, capture_output=True, timeout=_TRIAL_SECONDS, check=False).returncode
@@ -227,7 +227,7 @@ def _train(index: Any, kind: str, sample: np.ndarray) -> None:
 
 
 def _sample(source: IndexSource, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws some rows, float32 [count, D], without holding the others."""
+    """Draw some rows, float32 [count, D], without holding the others."""
     chosen = np.sort(rng.choice(len(source.ids), count, replace=False))
     parts, first = [], 0
     for piece in source.pieces():

@@ -88,7 +88,7 @@ def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
 
 
 def check_free(out: str | Path) -> None:
-    """Refuses a folder that an export would have to share."""
+    """Refuse a folder that an export would have to share."""
     folder = Path(out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give a new folder as --out")

@@ -115,7 +115,7 @@ def question_as_text(encoder: DualEncoder, question: str) -> str:
 def compute(
     encoder: DualEncoder | CombinedEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]
 ) -> Vectors:
-    """Embeds texts with the model's parameters in float32, whatever dtype it was loaded in, on any device."""
+    """Embed texts with the model's parameters in float32, whatever dtype it was loaded in, on any device."""
     exact = mapped(encoder, lambda part: DualEncoder(part.config, part.params, part.tokenizer))
     pairs = [{"title": title, "text": text} for title, text in passages]
     # Accelerators would otherwise round the operands of float32 matmuls.
@@ -244,7 +244,7 @@ def _repeated(text: str, words: int) -> str:
 def _check_tokenizer(
     encoder: DualEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]], as_text: Sequence[str]
 ) -> None:
-    """Refuses a tokenizer that gives other ids when it is called, as other libraries do, than our own rows have."""
+    """Refuse a tokenizer that gives other ids when it is called, as other libraries do, than our own rows have."""
     config, tokenizer = encoder.config, encoder.tokenizer
     template = passage_pair if config.passage_template == "pair" else passage_joined
     titles, texts = zip(*passages, strict=True)

@@ -78,7 +78,7 @@ class IndexSource:
                 advance(len(piece))
 
     def check_ids_of_lines(self, target: str) -> None:
-        """Refuses ids that do not come back from a file with one id a line, which is stripped when it is read.
+        """Refuse ids that do not come back from a file with one id a line, which is stripped when it is read.
 
         Raises:
           UserError: such an id.

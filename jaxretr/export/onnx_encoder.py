@@ -55,7 +55,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Lets onnxruntime compute the golden vectors; see `encoder_folders.check`."""
+    """Let onnxruntime compute the golden vectors; see `encoder_folders.check`."""
     return encoder_folders.check(folder, "onnxruntime", _load)
 
 

@@ -57,7 +57,7 @@ class Graph:
         return self.add("LayerNormalization", x, *parts, axis=-1, epsilon=eps)
 
     def rms_norm(self, x: str, scale: Any, eps: float, name: str) -> str:
-        """Normalises by the root mean square; this opset has no RMSNormalization."""
+        """Normalise by the root mean square; this opset has no RMSNormalization."""
         variance = self.add("ReduceMean", self.add("Mul", x, x), axes=[-1], keepdims=1)
         divisor = self.add("Sqrt", self.add("Add", variance, self.constant(eps)))
         return self.add("Mul", self.add("Div", x, divisor), self.constant(scale, f"{name}.scale"))

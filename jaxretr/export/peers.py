@@ -18,7 +18,7 @@ _LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transform
 
 
 def vectors(folder: Path, library: Literal["sentence-transformers", "transformers"], golden: Golden) -> Vectors:
-    """Lets a library embed the golden texts, on the CPU.
+    """Let a library embed the golden texts, on the CPU.
 
     Args:
       folder: the export.
@@ -64,7 +64,7 @@ def _by_modules(folder: Path, note: ExportNote, questions: Sequence[str], passag
 
 
 def _hush() -> None:
-    """Silences transformers' progress bars, and its report that BERT's pooler, which no retriever has, is missing."""
+    """Silence transformers' progress bars, and its report that BERT's pooler, which no retriever has, is missing."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -72,7 +72,7 @@ def _hush() -> None:
 
 
 def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[str], length: int | None) -> np.ndarray:
-    """Embeds texts with transformers alone, as the model card tells its readers; float32 [n, D]."""
+    """Embed texts with transformers alone, as the model card tells its readers; float32 [n, D]."""
     torch = import_extra("torch", "torch")
     import transformers
 
@@ -99,7 +99,7 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
 
 
 def _pool(states: Any, mask: Any, pooling: Pooling) -> Any:
-    """Pools as `jaxretr.models.embed.pool` does, in torch: states [B, L, D] that are padded on the right."""
+    """Pool as `jaxretr.models.embed.pool` does, in torch: states [B, L, D] that are padded on the right."""
     if pooling == "cls":
         return states[:, 0]
     number, of_tokens = mask.cumsum(dim=1), mask.unsqueeze(-1)

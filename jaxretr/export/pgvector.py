@@ -179,7 +179,7 @@ class _Loader:
         )
 
     def certify(self, questions: np.ndarray | None, k: int, targets: Sequence[float]) -> Certificate | None:
-        """Tunes the search, measures the certificate, and records both."""
+        """Tune the search, measure the certificate, and record both."""
         facts, source = self.state.facts, self.source
         asked = asked_of(source, questions, self.seed)
         if asked is None:
@@ -242,7 +242,7 @@ def found_rows(
 
 
 def _check_ours(connection: Connection, address: Address) -> None:
-    """Refuses to take the place of a table that no export made."""
+    """Refuse to take the place of a table that no export made."""
     passages, facts = (name.as_string(connection) for name in vars(Names.of(address.table)).values())
     there = connection.execute("SELECT to_regclass(%s)::text, to_regclass(%s)::text", (passages, facts)).fetchone()
     if there is None or there == (None, None):
@@ -317,7 +317,7 @@ def _golden_problem(connection: Connection, names: Names, state: State) -> tuple
 
 
 def _recall_problems(connection: Connection, names: Names, state: State, certificate: Certificate) -> list[str]:
-    """Asks certification questions again; an exact search finds their current neighbours."""
+    """Ask certification questions again; an exact search finds their current neighbours."""
     own_ids, raw = _evidence(connection, names, "questions", "question_vectors")
     own_ids = own_ids[:VERIFIED_QUESTIONS]
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)[: len(own_ids)]

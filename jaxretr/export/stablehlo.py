@@ -62,7 +62,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Lets the exported programs compute the golden vectors; see `encoder_folders.check`."""
+    """Let the exported programs compute the golden vectors; see `encoder_folders.check`."""
     import_extra("flatbuffers", "export")
     return encoder_folders.check(folder, "StableHLO", _load)
 

@@ -44,7 +44,7 @@ class Report:
 
 
 def verify(folder: str | Path, library: Library | None = None) -> Report:
-    """Recomputes an export's golden vectors from the files in its folder.
+    """Recompute an export's golden vectors from the files in its folder.
 
     Args:
       folder: a folder that `jaxretr export` wrote.

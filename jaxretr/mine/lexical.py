@@ -201,7 +201,7 @@ def _settings_of_queries(queries: Path_ | None, sampling: Sampling, documents: D
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder with other content before anything is read."""
+    """Refuse a folder with other content before anything is read."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -148,7 +148,7 @@ def retrieve_negatives(
     batch: ContrastiveBatch,
     keys: TextKeys,
 ) -> jax.Array:
-    """Draws negatives from the ranks of an exact search of the live index.
+    """Draw negatives from the ranks of an exact search of the live index.
 
     Args:
       program: the window of ranks, the margin, how to draw.

@@ -70,7 +70,7 @@ class Masks:
         positives: int,
         mask_duplicates: bool,
     ) -> "Masks":
-        """Sorts the passages of the whole batch for some of its questions.
+        """Sort the passages of the whole batch for some of its questions.
 
         Args:
           own: contents of these questions' own passages, int32 [b, C], positives in the first places, NO_PASSAGE where

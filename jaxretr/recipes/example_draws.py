@@ -35,7 +35,7 @@ class Draws(Protocol):
         ...
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Draws the passages of some examples.
+        """Draw the passages of some examples.
 
         Args:
           chosen: B examples.
@@ -204,7 +204,7 @@ def _of_questions(
 def draw_entries(
     rng: np.random.Generator, lists: Ragged, chosen: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws up to `count` different entries from some rows of a Ragged.
+    """Draw up to `count` different entries from some rows of a Ragged.
 
     Returns:
       The entries, int32 [B, count], and their places in `lists.values`; NO_PASSAGE where a row has too few.
@@ -304,7 +304,7 @@ class LexicalDraws:
 
 
 def _draw_columns(rng: np.random.Generator, rows: np.ndarray, count: int) -> np.ndarray:
-    """Draws `count` different columns of each row, those with passages first; int64 [B, count]."""
+    """Draw `count` different columns of each row, those with passages first; int64 [B, count]."""
     order = rng.random(rows.shape)
     order[rows == NO_PASSAGE] = 2.0  # after all that contain one
     return np.argsort(order, axis=1, kind="stable")[:, :count]

@@ -42,7 +42,7 @@ class Curve(NamedTuple):
 
 
 def draw(runs: Sequence[RunFiles]) -> list[Curve]:
-    """Draws a panel for each metric that was reported at several steps, with a line for each run that reports it.
+    """Draw a panel for each metric that was reported at several steps, with a line for each run that reports it.
 
     A name under which both training and evaluation report, such as the loss, gets a panel for each.
     """

@@ -46,7 +46,7 @@ class Example(NamedTuple):
 
 
 def choose(questions: Sequence[Question], runs: Sequence[Run], relevant: dict[str, set[str]], count: int) -> list[int]:
-    """Chooses informative questions, the same ones for the same runs.
+    """Choose informative questions, the same ones for the same runs.
 
     Takes in turn one that the last system answers and the first does not, one of the opposite, and one that both
     answer, each the first of its kind in the questions' order; the rest is spread evenly over all questions.

@@ -73,7 +73,7 @@ class Questions:
 
 
 def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
-    """Draws the questions that tune and those that certify: half each, at most `most`."""
+    """Draw the questions that tune and those that certify: half each, at most `most`."""
     if len(questions) < 2:
         raise UserError(f"questions: {len(questions)} is too few; one half is tuned on and the other certifies")
     order = np.random.default_rng(seed).permutation(len(questions))

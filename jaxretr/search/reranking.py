@@ -45,7 +45,7 @@ def rerank_hits(
     batch_size: int | None = None,
     out: Path | None = None,
 ) -> tuple[list[Hits], KeptScores | None]:
-    """Scores the first hits of each question, and orders them by these scores.
+    """Score the first hits of each question, and order them by these scores.
 
     With several processes, each scores its share; all must call this, and all get all hits.
 

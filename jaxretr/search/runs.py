@@ -163,7 +163,7 @@ def write_trec(path: Path, run: Mapping[str, Mapping[str, float]] | Iterable[Hit
 
 
 def strictly_decreasing(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Lowers each score that is not below the one before it, by as little as float32 allows.
+    """Lower each score that is not below the one before it, by as little as float32 allows.
 
     Args:
       scores: float32 [K], best first.

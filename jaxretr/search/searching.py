@@ -217,7 +217,7 @@ def _announce(rows: int, dim: int, questions: int, k: int, **how: Any) -> None:
 
 
 def _check_trec_ids(ids: Sequence[str], index: str) -> None:
-    """Refuses ids that the columns of a TREC run cannot hold, before the work of a search is lost to one."""
+    """Refuse ids that the columns of a TREC run cannot hold, before the work of a search is lost to one."""
     for number, name in enumerate(ids, start=1):
         try:
             check_trec_id(name)
@@ -229,7 +229,7 @@ def _check_trec_ids(ids: Sequence[str], index: str) -> None:
 
 
 def check_scann(folder: Any, facts: "Facts", encoder: Encoder, model: Any) -> None:
-    """Refuses a ScaNN index that another model made, if it names one."""
+    """Refuse a ScaNN index that another model made, if it names one."""
     check_dim(folder, facts.dim, facts.model, encoder, model)
     if facts.model_fingerprint is None:
         log.info("%s does not say which model made it; make sure that it was %s", folder, model)
@@ -238,7 +238,7 @@ def check_scann(folder: Any, facts: "Facts", encoder: Encoder, model: Any) -> No
 
 
 def check_store(store: EmbeddingStore, encoder: Encoder, model: Any) -> None:
-    """Refuses a store that another model made, or that holds no passages."""
+    """Refuse a store that another model made, or that holds no passages."""
     meta = store.meta
     check_dim(store.folder, meta.dim, meta.model, encoder, model)
     if meta.model_fingerprint != model_fingerprint(encoder, meta.side):
@@ -248,7 +248,7 @@ def check_store(store: EmbeddingStore, encoder: Encoder, model: Any) -> None:
 
 
 def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, model: Any) -> None:
-    """Refuses an index of embeddings that are not as long as the model's."""
+    """Refuse an index of embeddings that are not as long as the model's."""
     if dim == (size := encoder.config.embedding_size):
         return
     fits = isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size

@@ -95,7 +95,7 @@ def create_app(
 
 
 def __getattr__(name: str) -> Any:
-    """Explains why gunicorn and `uvicorn --workers` find no app to import."""
+    """Explain why gunicorn and `uvicorn --workers` find no app to import."""
     if name in ("app", "application"):
         raise UsageError(
             "jaxretr.serve.app has no app to import, since a single process serves: it owns the model, the queue and the "
@@ -146,7 +146,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _describe_keys(app: FastAPI) -> None:
-    """States in the OpenAPI document that requests may need a key."""
+    """State in the OpenAPI document that requests may need a key."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

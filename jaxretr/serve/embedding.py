@@ -105,7 +105,7 @@ class Embedding:
         weights: Sequence[float] | None = None,
         model: Model | None = None,
     ) -> Embedded:
-        """Embeds texts.
+        """Embed texts.
 
         Args:
           side: the side of the model.
@@ -131,7 +131,7 @@ class Embedding:
             raise
 
     async def backfill(self, model: Model, passages: Sequence[Any]) -> np.ndarray:
-        """Embeds passages that no request waits for, when the queue has room; float32 [n, D]."""
+        """Embed passages that no request waits for, when the queue has room; float32 [n, D]."""
         while True:
             try:
                 return (await self._computed(model, "passage", passages, None, None)).vectors

@@ -77,7 +77,7 @@ class BatchEncoder:
         )
 
     def compile(self) -> None:
-        """Compiles every program that a text can need."""
+        """Compile every program that a text can need."""
         done = set()
         for side in SIDES:
             shapes = self._shapes[side]
@@ -126,7 +126,7 @@ class BatchEncoder:
         return max(shapes.length(length) for shapes in self._shapes[side])
 
     def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
-        """Embeds rows in this thread.
+        """Embed rows in this thread.
 
         Returns:
           float32 [n, sum of the parts' D]: the parts' vectors one after the other, not weighted; `vectors` makes the

@@ -42,7 +42,7 @@ class Moves:
         self._preparing: set[str] = set()
 
     async def begin(self, index: ServedIndex, to: str) -> dict[str, Any]:
-        """Begins to move an index to a model; returns its progress.
+        """Begin to move an index to a model; return its progress.
 
         Raises:
           Conflict: it is being moved.

@@ -115,7 +115,7 @@ class _Fault:
 
     @classmethod
     def of(cls, error: Mapping[str, Any], value: Any) -> "_Fault":
-        """Follows the error's location into the request's value."""
+        """Follow the error's location into the request's value."""
         path: list[str | int] = []
         branches: list[str | int] = []
         union = 0

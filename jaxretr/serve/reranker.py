@@ -59,7 +59,7 @@ class Reranker:
         )
 
     async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> tuple[np.ndarray, int]:
-        """Scores question i against document i.
+        """Score question i against document i.
 
         Returns:
           float32 [n], raw: logits, or mean log-likelihoods; and how many pairs were longer than the scorer reads.

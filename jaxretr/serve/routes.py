@@ -141,7 +141,7 @@ def make_routes(service: Service) -> APIRouter:
 
     @routes.post("/v1/embeddings", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
     async def embeddings(request: Request, body: EmbeddingsRequest) -> Any:
-        """Embeds texts, as OpenAI's API does."""
+        """Embed texts, as OpenAI's API does."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         _told(request, texts=texts)
         found = await service.embed(body.side, texts, prompt=body.prompt)
@@ -166,7 +166,7 @@ def make_routes(service: Service) -> APIRouter:
     @routes.post("/v1/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
     @routes.post("/v2/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
     async def rerank(request: Request, body: RerankRequest) -> Any:
-        """Scores documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
+        """Score documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
         _told(request, texts=[body.query], count=len(body.documents))
         return Answer(await service.rerank(body))
 
@@ -274,7 +274,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Indexes"],
     )
     async def reindex(index: str, body: ReindexRequest) -> Any:
-        """Begins to move a live index to another model; it is searched and written meanwhile."""
+        """Begin to move a live index to another model; it is searched and written meanwhile."""
         return Answer(await service.reindex(index, body.to), 202)
 
     @routes.get("/v1/{index}/reindex", response_model=answers.MoveAnswer, responses=_errors(404), tags=["Indexes"])

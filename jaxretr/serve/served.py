@@ -194,7 +194,7 @@ class ServedIndex(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases files and threads; acknowledged writes are on disk already."""
+        """Release files and threads; acknowledged writes are on disk already."""
         ...
 
 

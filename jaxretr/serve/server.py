@@ -40,7 +40,7 @@ _FLUSH_SECONDS = 5
 
 
 def check_alone(workers: int | None) -> None:
-    """Refuses several workers.
+    """Refuse several workers.
 
     Raises:
       UsageError: --workers, or the environment's WEB_CONCURRENCY, asks for more than one.
@@ -152,7 +152,7 @@ class _Door:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Admits no more requests."""
+        """Admit no more requests."""
         if self.service is not None:
             self.service.stop()
 

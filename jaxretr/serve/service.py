@@ -100,7 +100,7 @@ class Service:
         return self.embedding.batcher
 
     def start(self) -> None:
-        """Compiles every program that a request can need; blocks, and the service answers afterwards."""
+        """Compile every program that a request can need; blocks, and the service answers afterwards."""
         memory.announce(
             f"compiled programs of {self.name}, and requests", self.encoder.program_bytes() + _REQUESTS_BYTES
         )
@@ -149,7 +149,7 @@ class Service:
         prompt: str | None = None,
         weights: Sequence[float] | None = None,
     ) -> Embedded:
-        """Embeds texts.
+        """Embed texts.
 
         Args:
           side: the side of the model.
@@ -194,7 +194,7 @@ class Service:
         return {"id": found.id, "title": found.title, "text": found.text, "metadata": dict(found.metadata)}
 
     async def rerank(self, request: RerankRequest) -> answers.RerankAnswer:
-        """Scores documents for a question, best first.
+        """Score documents for a question, best first.
 
         Raises:
           NotFound: no re-ranker is loaded.
@@ -269,7 +269,7 @@ class Service:
         await self.indexes.drop(name)
 
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
-        """Begins to move an index to another model; see `Moves.begin`."""
+        """Begin to move an index to another model; see `Moves.begin`."""
         self.check_started()
         async with self.indexes.used(index) as opened:
             return await self.moves.begin(opened, to)
@@ -321,7 +321,7 @@ class Service:
 
 
 async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call that an index refuses because it was moved to another model after the vectors were computed."""
+    """Repeat a call that an index refuses because it was moved to another model after the vectors were computed."""
     for _ in range(_MOVES):
         try:
             return await call()

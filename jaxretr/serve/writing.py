@@ -70,7 +70,7 @@ def _writable(name: str, index: ServedIndex) -> WritableIndex:
 
 
 def _check_documents(documents: Sequence[DocumentIn]) -> None:
-    """Refuses ids that repeat, and documents without any text."""
+    """Refuse ids that repeat, and documents without any text."""
     seen: set[str] = set()
     for number, document in enumerate(documents):
         if document.id in seen:

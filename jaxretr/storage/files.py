@@ -197,7 +197,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def restore(folder: str | os.PathLike[str]) -> None:
-    """Brings back a folder whose replacement was killed half-way; every reader of a replaceable folder calls this.
+    """Bring back a folder whose replacement was killed half-way; every reader of a replaceable folder calls this.
 
     Where the system cannot exchange two folders in one step, `atomic_folder` sets the older one aside for a moment.
     A process that is killed in that moment leaves nothing under the folder's name.

@@ -61,7 +61,7 @@ def retried(what: object, function: Callable[[], T], transient: Callable[[BaseEx
 async def retried_async(
     what: object, function: Callable[[], Awaitable[T]], transient: Callable[[BaseException], bool]
 ) -> T:
-    """Awaits a coroutine as `retried` calls a function; `function` makes a new one for each attempt."""
+    """Await a coroutine as `retried` calls a function; `function` makes a new one for each attempt."""
     import tenacity
 
     return await tenacity.AsyncRetrying(**_policy(what, transient))(function)

@@ -30,7 +30,7 @@ class CheckpointSeals:
         self._begun: dict[int, Future] = {}
 
     def seal(self, steps: list[int]) -> None:
-        """Begins to hash the given complete checkpoints that have no seal, and removes the seals of others."""
+        """Begin to hash the given complete checkpoints that have no seal, and remove the seals of others."""
         for step in steps:
             self.begin(step)
         for path in self._seals.glob("*.json"):
@@ -38,7 +38,7 @@ class CheckpointSeals:
                 path.unlink(missing_ok=True)
 
     def begin(self, step: int) -> None:
-        """Begins to hash a complete checkpoint, unless it has a seal or that was begun; does nothing once closed."""
+        """Begin to hash a complete checkpoint, unless it has a seal or that was begun; does nothing once closed."""
         with self._lock:
             if step not in self._begun:
                 with contextlib.suppress(RuntimeError):  # Closed, or the interpreter ends.

@@ -107,7 +107,7 @@ def score_pairs(
     kept: KeptScores | None = None,
     shown: bool = True,
 ) -> np.ndarray:
-    """Scores pairs, on all devices of all processes.
+    """Score pairs, on all devices of all processes.
 
     With several processes, each scores every n-th chunk; all must call this with the same pairs, and all get all scores.
 

@@ -241,7 +241,7 @@ def _plain_parser(features: Any) -> Callable[[bytes], Row] | None:
 
 
 def _place_of_column(name: str) -> tuple[int, list[str | int]]:
-    """Sorts the anchor first, then the positives, and the others with their numbers in order."""
+    """Sort the anchor first, then the positives, and the others with their numbers in order."""
     first = 0 if name in _FIRST_COLUMNS else 1 if name.startswith("pos") else 2
     return first, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 

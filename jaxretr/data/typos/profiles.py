@@ -16,7 +16,7 @@ _WORDS_A_TYPO = 5
 
 
 def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Words) -> tuple[str, ...]:
-    """Misspells a fifth of the words, at least one: from the dictionary, by a neighbouring key, or by a swap."""
+    """Misspell a fifth of the words, at least one: from the dictionary, by a neighbouring key, or by a swap."""
     wanted = max(1, len(words) // _WORDS_A_TYPO)
     done: list[tuple[int, str]] = []
     for index in _in_random_order(len(words), draws):

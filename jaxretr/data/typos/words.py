@@ -224,7 +224,7 @@ def _upper(letter: str) -> str:
 
 
 def form(clean: str, typo: str, keys: Mapping[str, str]) -> str:
-    """Names the change between two spellings of a word by what it looks like.
+    """Name the change between two spellings of a word by what it looks like.
 
     Args:
       clean: the right spelling.

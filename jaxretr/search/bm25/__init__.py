@@ -51,7 +51,7 @@ class Bm25Index:
         method: Method = "lucene",
         quantise_lengths: bool = False,
     ) -> "Bm25Index":
-        """Indexes title + " " + text of every passage, with the words that `words.split_words` finds.
+        """Index title + " " + text of every passage, with the words that `words.split_words` finds.
 
         Args:
           corpus: passages; a row with empty title and text keeps its place and matches nothing.

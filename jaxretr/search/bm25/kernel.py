@@ -344,7 +344,7 @@ def _keep(candidates, totals, least, rest, rest_of_block):
 
 @compiled()
 def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
-    """Bounds what the words from each on can add to a passage.
+    """Bound what the words from each on can add to a passage.
 
     Args:
       lists: the postings.
@@ -453,7 +453,7 @@ def _score_all(lists, scratch, distinct, times, base):
 
 @compiled()
 def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, room):
-    """Scores the passages that can be among the k best of a question, as candidates of `scratch`.
+    """Score the passages that can be among the k best of a question, as candidates of `scratch`.
 
     The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
     without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
@@ -527,7 +527,7 @@ def _write_best(rows, totals, keys):
 
 @compiled()
 def score(lists, base, words, wanted, scores):
-    """Scores passages for one question.
+    """Score passages for one question.
 
     Args:
       lists: the postings.

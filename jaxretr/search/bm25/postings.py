@@ -202,7 +202,7 @@ def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Packs every hit into one uint64 that is larger for a higher score and, among equal scores, for a lower row.
+    """Pack every hit into one uint64 that is larger for a higher score and, among equal scores, for a lower row.
 
     Scores are not negative; row -1 means no hit and becomes 0.
     """
@@ -213,7 +213,7 @@ def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArra
 
 
 def keys_to_hits(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Unpacks the keys of `hits_to_keys` to scores, float32, and rows, int64."""
+    """Unpack the keys of `hits_to_keys` to scores, float32, and rows, int64."""
     scores = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
     rows = np.where(keys == 0, -1, (_LOWEST_BITS - (keys & _LOWEST_BITS)).astype(np.int64))
     return scores, rows

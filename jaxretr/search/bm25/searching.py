@@ -67,7 +67,7 @@ def search_bm25(
 def bm25_searcher(
     corpus: Corpus, **settings: Any
 ) -> Callable[[Sequence[Question], int], tuple[np.ndarray, list[list[str]]]]:
-    """Indexes a corpus for BM25.
+    """Index a corpus for BM25.
 
     Args:
       corpus: the passages.

@@ -53,7 +53,7 @@ class FirstPass:
         return None if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
 
     def slack(self, queries: np.ndarray, query_dtype: str | None) -> np.ndarray:
-        """Bounds the difference of a row's first-pass and exact scores, float64 [B], for scaled questions [B, D]."""
+        """Bound the difference of a row's first-pass and exact scores, float64 [B], for scaled questions [B, D]."""
         rounded = queries if query_dtype is None else queries.astype(jnp.dtype(query_dtype))
         return RoundedQueries.of(queries, rounded).slack(self.error, self.longest)
 
@@ -79,7 +79,7 @@ class RoundedQueries(NamedTuple):
         return cls(lengths, shifts, queries.shape[1])
 
     def slack(self, error: float, longest: float) -> np.ndarray:
-        """Bounds the difference of a score of rounded vectors and the float32 score, float64 [B].
+        """Bound the difference of a score of rounded vectors and the float32 score, float64 [B].
 
         Args:
           error: the largest distance of a row to its rounded one.
@@ -147,7 +147,7 @@ def candidates(k: int, there: int) -> int:
 def rescore(
     rows: np.ndarray, queries: np.ndarray, found: np.ndarray, k: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores candidates again.
+    """Score candidates again.
 
     Args:
       rows: the unrounded rows [N, D] on the host, or a memory map of them.

@@ -55,7 +55,7 @@ def estimate(
     slab_rows: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Footprint:
-    """Predicts the memory that building and searching an `ExactIndex` of a memory map, or searching blocks, takes.
+    """Predict the memory that building and searching an `ExactIndex` of a memory map, or searching blocks, takes.
 
     Args:
       rows, dim: N and D.

@@ -442,7 +442,7 @@ def scan_scores(products, eps, values, first, allowed, queries, k, scores, rows,
 
 @compiled()
 def cut_lists(scores, rows, counts, k):
-    """Leaves the first k of every list [B, length], in the order of rows; missing ones are -inf and the last row there is."""
+    """Leave the first k of every list [B, length], in the order of rows; missing ones are -inf and the last row there is."""
     for b in range(len(scores)):
         if counts[b] > k:
             _cut(scores[b], rows[b], counts[b], k)

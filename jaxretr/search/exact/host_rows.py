@@ -62,7 +62,7 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
 
 
 def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Cuts rows [n, D] to views of a few MB; a memory map's pages are given back after each."""
+    """Cut rows [n, D] to views of a few MB; a memory map's pages are given back after each."""
     step = max(1, PIECE_BYTES // (rows.shape[1] * 4))
     for start in range(0, len(rows), step):
         piece = rows[start : start + step]
@@ -137,7 +137,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def scaled_questions(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales questions by powers of two, which changes only the exponents of what is computed from them.
+    """Scale questions by powers of two, which changes only the exponents of what is computed from them.
 
     The smallest denormal numbers and the largest ones are then searched alike, also by XLA, which takes denormal
     numbers for 0.

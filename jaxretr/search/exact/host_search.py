@@ -65,7 +65,7 @@ class HostSearch:
     """
 
     def __init__(self, queries: np.ndarray, k: int, *, rounded: bool | None = None):
-        """Begins a search.
+        """Begin a search.
 
         Args:
           queries: float32 [B, D].
@@ -154,7 +154,7 @@ class HostSearch:
         list(run(scan, tasks) if len(tasks) > 1 else map(scan, tasks))
 
     def _add_rounded(self, run: Callable, rows: np.ndarray, first: int, allowed: np.ndarray) -> None:
-        """Scores a block by its bfloat16 rows first."""
+        """Score a block by its bfloat16 rows first."""
         [(_, values)] = _as_float32(rows, None)
         if rows.dtype == np.uint16:
             rounded = rows.view(jnp.bfloat16)
@@ -237,7 +237,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _cuts(count: int, parts: int) -> list[slice]:
-    """Cuts `count` places into at most so many slices, none of them empty."""
+    """Cut `count` places into at most so many slices, none of them empty."""
     cuts = np.linspace(0, count, max(1, min(parts, count)) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 

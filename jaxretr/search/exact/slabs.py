@@ -114,7 +114,7 @@ class _CompiledSearch:
         self._count = len(queries)
 
     def add(self, slab: Slab, first: int) -> None:
-        """Queues the search of a slab whose first row has this number."""
+        """Queue the search of a slab whose first row has this number."""
         found = self._program(self._queries, slab.rows, np.int32(slab.count), slab.allowed, slab.scales)
         # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
         self.wait()
@@ -170,7 +170,7 @@ def cut_to_slabs(
     dim: int | None = None,
     allowed: np.ndarray | None = None,
 ) -> Iterator[Slab]:
-    """Cuts host blocks into slabs of one shape and puts them on the devices.
+    """Cut host blocks into slabs of one shape and put them on the devices.
 
     Args:
       mesh: the devices.

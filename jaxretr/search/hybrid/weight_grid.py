@@ -224,7 +224,7 @@ def _slabs(
 
 
 def pieces(blocks: Iterable[np.ndarray], size: int, what: str) -> Iterator[np.ndarray]:
-    """Cuts and joins blocks to float32 pieces that have the same number of rows, whatever the blocks', but the last.
+    """Cut and join blocks to float32 pieces that have the same number of rows, whatever the blocks', but the last.
 
     Args:
       blocks: [n, D], in the order of rows.

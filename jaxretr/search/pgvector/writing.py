@@ -166,7 +166,7 @@ def build_indexes(
 
 
 def exchange(connection: Connection, new: Names, address: Address) -> None:
-    """Exchanges the old tables for the new ones, once their readers have finished; only the commit remains."""
+    """Exchange the old tables for the new ones, once their readers have finished; only the commit remains."""
     old, table = Names.of(address.table), address.table[-1]
     # Readers lock the facts first, so this order cannot end in a deadlock.
     for there, fresh, name in ((old.facts, new.facts, f"{table}_facts"), (old.passages, new.passages, table)):
@@ -239,7 +239,7 @@ def delete(connection: Connection, names: Names, generation: str, ids: Sequence[
 
 
 def _begin_write(connection: Connection, names: Names, generation: str, rows: int) -> tuple[int, int] | None:
-    """Locks the facts, so that writes are ordered; returns the write's number and the first row for new passages."""
+    """Lock the facts, so that writes are ordered; return the write's number and the first row for new passages."""
     # A server that acknowledges before it has written would lose what we acknowledge.
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"

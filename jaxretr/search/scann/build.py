@@ -81,7 +81,7 @@ class Plan:
 
 
 def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, engine: EngineName = "scann") -> Plan:
-    """Decides the kind and the size of an index.
+    """Decide the kind and the size of an index.
 
     Args:
       rows, dim: N and D.

@@ -59,7 +59,7 @@ class Engine(Protocol):
     knows_filters: bool
 
     def problem(self) -> str | None:
-        """Says why the engine cannot be used here, or None where it can."""
+        """Say why the engine cannot be used here, or None where it can."""
         ...
 
     def require(self) -> None:
@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
     def train(self, vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> object:
-        """Learns a tree of leaves (1: none) and a codebook from a sample of vectors.npy, into the folder `out`."""
+        """Learn a tree of leaves (1: none) and a codebook from a sample of vectors.npy, into the folder `out`."""
         ...
 
     def encode(

@@ -31,13 +31,13 @@ class Reading(Protocol):
         k: int,
         threads: int,
     ) -> Rescored:
-        """Scores candidates [B, R], without those that lack an approximate score, and keeps each question's k best."""
+        """Score candidates [B, R], without those that lack an approximate score, and keep each question's k best."""
         ...
 
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores all allowed rows; see `Searcher.search_allowed`."""
+        """Score all allowed rows; see `Searcher.search_allowed`."""
         ...
 
 
@@ -60,7 +60,7 @@ class Anywhere:
         k: int,
         threads: int,
     ) -> Rescored:
-        """Scores candidates; see `Reading.rescored`."""
+        """Score candidates; see `Reading.rescored`."""
         # A plain array: Numba does not know memory maps.
         base = np.asarray(self._rows.base.vectors)
         return rescored(queries, found, approximate, base, self._rows.added.vectors, self._slots, k, threads)
@@ -68,7 +68,7 @@ class Anywhere:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores all allowed rows; see `Reading.exact`."""
+        """Score all allowed rows; see `Reading.exact`."""
         from jaxretr.search.exact import search_blocks  # It imports JAX.
 
         rows = np.flatnonzero(allowed)
@@ -89,7 +89,7 @@ def rescored(
     k: int,
     threads: int = 1,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Scores candidates exactly and keeps the k best of each question, equal scores by row.
+    """Score candidates exactly and keep the k best of each question, equal scores by row.
 
     Args:
       queries: [B, D].
@@ -140,7 +140,7 @@ _CACHE_LINE = 64
 
 @intrinsic
 def _fetch(typingctx, address):
-    """Asks the memory for the cache line of an address, without waiting for it."""
+    """Ask the memory for the cache line of an address, without waiting for it."""
 
     def code(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -212,7 +212,7 @@ def _before(score, row, other, other_row):
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
 def score_candidates(queries, found, approximate, block, first, exact):
-    """Scores the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
+    """Score the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
     last = first + len(block)
     for b in range(len(queries)):
         for j in range(found.shape[1]):

@@ -156,7 +156,7 @@ def _threads(faiss: Any, count: int) -> Iterator[None]:
 def _learnt(
     faiss: Any, rows: NDArray[np.float32], leaves: int, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Learns centres [leaves, D] and a codebook [ceil(D / 2), 16, 2] from a sample in a random order."""
+    """Learn centres [leaves, D] and a codebook [ceil(D / 2), 16, 2] from a sample in a random order."""
     dim = rows.shape[1]
     centres = np.zeros((leaves, dim), np.float32)
     if leaves > 1:

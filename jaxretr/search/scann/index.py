@@ -107,7 +107,7 @@ class ScannIndex:
         workdir: str | os.PathLike | None = None,
         advance: Advance = lambda rows: None,
     ) -> "ScannIndex":
-        """Trains an engine, finds settings for the targets, and certifies them.
+        """Train an engine, find settings for the targets, and certify them.
 
         Args:
           passages: embeddings [N, D] or a store of them. They are copied into a file of float32, block by block, and
@@ -335,7 +335,7 @@ class ScannIndex:
             self._now_changed(len(names))
 
     def rebalance(self, *, num_leaves: int | None = None, workdir: str | os.PathLike | None = None) -> None:
-        """Learns tree and codes from the passages as they are now, tunes again, and certifies.
+        """Learn tree and codes from the passages as they are now, tune again, and certify.
 
         Args:
           num_leaves: leaves of the new tree; the default is that of `build`.

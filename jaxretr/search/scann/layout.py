@@ -95,7 +95,7 @@ class Facts:
 
 
 def check_target(directory: str | os.PathLike) -> Path:
-    """Refuses a folder that contains anything but a ScaNN index, because it would be replaced.
+    """Refuse a folder that contains anything but a ScaNN index, because it would be replaced.
 
     Raises:
       UserError: it does.

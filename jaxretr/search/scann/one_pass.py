@@ -27,7 +27,7 @@ class OnePass:
         k: int,
         threads: int,
     ) -> Rescored:
-        """Scores candidates; see `Reading.rescored`."""
+        """Score candidates; see `Reading.rescored`."""
         exact = np.full(found.shape, -np.inf, np.float32)
         first = 0
         for block in self._rows.vector_blocks():
@@ -45,7 +45,7 @@ class OnePass:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores all allowed rows; see `Reading.exact`."""
+        """Score all allowed rows; see `Reading.exact`."""
         from jaxretr.search.exact import search_blocks  # It imports JAX.
 
         return search_blocks(self._rows.vector_blocks(), queries, k, allowed=allowed)

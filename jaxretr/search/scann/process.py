@@ -37,7 +37,7 @@ class ScannFailed(Exception):
 
 @functools.cache
 def scann_problem() -> str | None:
-    """Says why ScaNN cannot be used here, or None where it can.
+    """Say why ScaNN cannot be used here, or None where it can.
 
     A tiny index is built and searched in another process, because a wheel for another processor ends the process. That
     it works is noted in $JAXRETR_CACHE or ~/.cache/jaxretr, for this installation and processor; a failure is not.
@@ -90,7 +90,7 @@ def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:
 
 
 def train(vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> int:
-    """Trains on a sample of vectors.npy and puts the tree and the codebook into `out`; returns the worker's peak."""
+    """Train on a sample of vectors.npy and put the tree and the codebook into `out`; return the worker's peak."""
     job: dict[str, Any] = {"leaves": leaves, "sample": sample, "seed": seed, "threads": cpu_threads()}
     return _or_user_error("train", vectors=str(vectors), out=str(out), **job)
 

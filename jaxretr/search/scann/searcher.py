@@ -159,11 +159,11 @@ class Searcher:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Scores all allowed rows; see `search_allowed`."""
+        """Score all allowed rows; see `search_allowed`."""
         return Anywhere(self._rows).exact(queries, k, allowed)
 
     def prepare(self) -> None:
-        """Lets the engine read its files now, and not in the first search."""
+        """Let the engine read its files now, and not in the first search."""
         if self._engine is not None:
             self._current(self._engine)
 

@@ -72,7 +72,7 @@ def dimensions_a_code(dim: int) -> int:
 
 
 def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: int) -> dict[str, Any]:
-    """Learns a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`.
+    """Learn a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`.
 
     ScaNN would learn both at once; but when it saves that, it writes the codebook out once for each leaf.
     """
@@ -109,7 +109,7 @@ def _rows_of(vectors: str) -> int:
 
 
 def _drawn(vectors: str, sample: int, seed: int) -> np.ndarray:
-    """Draws rows of a file of vectors, float32 [sample, D]."""
+    """Draw rows of a file of vectors, float32 [sample, D]."""
     n = _rows_of(vectors)
     drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
     rows = np.empty((sample, np.load(vectors, mmap_mode="r").shape[1]), np.float32)

@@ -96,7 +96,7 @@ class Layout(NamedTuple):
         *,
         exact: bool = True,
     ) -> "Layout":
-        """Chooses the layout of a search.
+        """Choose the layout of a search.
 
         Args:
           shape: [n, D] of the rows.
@@ -191,7 +191,7 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
 
 
 def exact_terms(queries: jax.Array) -> jax.Array:
-    """Cuts float32 [B, D] into bfloat16 [3 * B, D]: three matrices whose sum is exactly the input, the largest first.
+    """Cut float32 [B, D] into bfloat16 [3 * B, D]: three matrices whose sum is exactly the input, the largest first.
 
     Each term has the next 8 of a float32's 24 bits. Numbers below 2^-110 lose the bits that bfloat16 cannot hold.
     """

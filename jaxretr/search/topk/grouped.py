@@ -74,7 +74,7 @@ def _best_groups(queries: jax.Array, shard: Shard, k: int, size: int) -> jax.Arr
 
 
 def _group_scores(query: jax.Array, groups: jax.Array, shard: Shard, size: int) -> tuple[jax.Array, jax.Array]:
-    """Scores the rows of groups [k], counted in blocks of `size` rows, for one question [D]; [k * FINE] and rows."""
+    """Score the rows of groups [k], counted in blocks of `size` rows, for one question [D]; [k * FINE] and rows."""
     block = shard.groups(groups // (size // FINE), groups % (size // FINE), size, FINE)
     scores = inner_products(as_numbers(block.rows, query), query[None])[:, 0]
     if block.scales is not None:

@@ -45,7 +45,7 @@ def _varying_like(inputs: Any, constants: Any) -> Any:
 
 
 def block_candidates(scores: jax.Array, row: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Reduces one block [B, n] to candidates [B, m] that hold its top k, in the order of rows.
+    """Reduce one block [B, n] to candidates [B, m] that hold its top k, in the order of rows.
 
     The k groups of 16 neighbouring rows that come first by (maximum descending, group ascending) hold the top k: an
     element outside them is preceded by the maximum of each of the k, which is higher, or equal and in a lower row.

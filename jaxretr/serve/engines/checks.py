@@ -13,7 +13,7 @@ from jaxretr.stores.fingerprints import model_fingerprint
 
 
 def check_model(where: str, dim: int, model: str, fingerprint: str, encoder: Encoder | None) -> None:
-    """Refuses an index of another model than the one that encodes the questions.
+    """Refuse an index of another model than the one that encodes the questions.
 
     Args:
       where: the name of the index in errors.

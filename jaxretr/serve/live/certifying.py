@@ -157,7 +157,7 @@ class RecentQuestions:
         self._seen = 0
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Offers questions, float32 [B, D], to the sample."""
+        """Offer questions, float32 [B, D], to the sample."""
         with self._lock:
             for vector in vectors:
                 self._seen += 1

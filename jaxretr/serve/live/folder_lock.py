@@ -19,7 +19,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, folder: Path) -> "FolderLock":
-        """Locks a folder for this process.
+        """Lock a folder for this process.
 
         Raises:
           UserError: another process has it, or the folder cannot be written.
@@ -46,7 +46,7 @@ class FolderLock:
         return cls(file)
 
     def release(self) -> None:
-        """Releases the folder for other processes; a second call does nothing."""
+        """Release the folder for other processes; a second call does nothing."""
         if self._file is not None:
             # Closing alone would leave the lock to a process that another thread has just forked, until that executes.
             fcntl.flock(self._file, fcntl.LOCK_UN)

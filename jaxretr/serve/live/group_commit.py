@@ -75,7 +75,7 @@ class GroupCommit:
         return self._result(_Task(0, alone=work))
 
     def close(self) -> None:
-        """Finishes the waiting writes, and stops the thread."""
+        """Finish the waiting writes, and stop the thread."""
         with self._lock:
             if self._closed:
                 return

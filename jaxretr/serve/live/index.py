@@ -321,7 +321,7 @@ class LiveIndex:
     # ---- upkeep and reindexing ---------------------------------------------------------------------------------------
 
     def put_on(self, base: Base, certified: Certified | None) -> None:
-        """Lets searches use a newer base of the same space; writes wait for a moment."""
+        """Let searches use a newer base of the same space; writes wait for a moment."""
 
         def swap(connection: sqlite3.Connection) -> None:
             del connection
@@ -331,7 +331,7 @@ class LiveIndex:
         self.writer.alone(swap)
 
     def show(self, view: View, certified: Certified | None) -> None:
-        """Lets searches use another space; call it on the thread that writes."""
+        """Let searches use another space; call it on the thread that writes."""
         self._view, self.certified = view, certified
         self.questions = RecentQuestions(self.settings.certify_questions)
 
@@ -342,11 +342,11 @@ class LiveIndex:
             self.certified = certified
 
     def close(self) -> None:
-        """Finishes accepted writes, and releases the folder for other processes unless that takes long."""
+        """Finish accepted writes, and release the folder for other processes unless that takes long."""
         self.close_within(_CLOSING_SECONDS)
 
     def close_within(self, seconds: float) -> bool:
-        """Finishes accepted writes, and releases the folder for other processes.
+        """Finish accepted writes, and release the folder for other processes.
 
         Args:
           seconds: the time to wait for a snapshot or a certificate that is being made. Neither is needed: accepted

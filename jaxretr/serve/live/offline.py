@@ -66,7 +66,7 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
 
 
 def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Switches a folder back to its previous model; encodes the documents that were written since.
+    """Switch a folder back to its previous model; encode the documents that were written since.
 
     Raises:
       UserError: there is none; or it is needed, and its name now stands for another model.

@@ -32,7 +32,7 @@ class Kept(Protocol):
     def view(self) -> View: ...
 
     def put_on(self, base: Base, certified: Certified | None) -> None:
-        """Lets searches use a newer base; writes wait for a moment."""
+        """Let searches use a newer base; writes wait for a moment."""
         ...
 
     def note(self, view: View, certified: Certified) -> None:
@@ -58,7 +58,7 @@ class Upkeep:
         self.look()
 
     def ask_to_stop(self) -> None:
-        """Asks the thread to end after its present work."""
+        """Ask the thread to end after its present work."""
         self._stopping.set()
         self._wanted.set()
 
@@ -76,7 +76,7 @@ class Upkeep:
         self._thread.join()
 
     def look(self) -> None:
-        """Wakes the thread if there is something to do; called after every commit."""
+        """Wake the thread if there is something to do; called after every commit."""
         if self._compaction_is_due() or self._certificate_is_due():
             self._wanted.set()
 
