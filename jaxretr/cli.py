@@ -17,18 +17,17 @@ from jaxretr.commands.parsing import Commands, Parser
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.version import __version__
 
-# The modules with the options of the commands, and the commands in the order in which help lists them.
+# The modules with the options of the commands, in the order in which help lists them; actions follow their command.
 _OPTIONS = (
     "quickstart",
     "train",
     "configs",
-    "debug_replay",
     "encode",
     "search",
     "serve",
-    "bm25",
     "evaluate",
     "report",
+    "bm25",
     "mine",
     "mine_lexical",
     "mine_scores",
@@ -39,38 +38,13 @@ _OPTIONS = (
     "assemble",
     "adapt",
     "typos",
-    "update",
-    "reindex",
-    "verify",
-    "export",
-    "data",
-    "analyse",
-)
-_ORDER = (
-    "quickstart",
-    "train",
-    "configs",
-    "encode",
-    "search",
-    "serve",
-    "evaluate",
-    "report",
-    "bm25",
-    "mine",
-    "score",
-    "combine",
-    "tune",
-    "fuse",
-    "assemble",
-    "adapt",
-    "typos",
     "export",
     "update",
     "reindex",
     "verify",
     "data",
     "analyse",
-    "debug",
+    "debug_replay",
 )
 # Commands that have actions, and that also do something without one.
 _WITHOUT_ACTION = ("mine", "serve")
@@ -149,7 +123,6 @@ def build_parser() -> tuple[Parser, Commands]:
     commands = Commands()
     for module in _OPTIONS:
         importlib.import_module(f"jaxretr.commands.{module}").add_commands(commands)
-    commands = Commands((name, commands[name]) for name in sorted(commands, key=_place))
     for name in commands:
         if actions := [f"{name} {action}" for action in commands.actions(name)]:
             listed = commands.listed(actions, last_word=True)
@@ -163,11 +136,6 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     first.add_argument("--version", action="version", version=f"jaxretr {__version__}")
     return first, commands
-
-
-def _place(name: str) -> tuple[int, bool]:
-    command = name.split()[0]
-    return _ORDER.index(command), " " in name
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

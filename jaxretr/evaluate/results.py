@@ -2,6 +2,7 @@
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,20 @@ Block = tuple[Mapping[str, str], Values]
 question; the shared column `QUESTION` says where the questions' ids stand."""
 
 
-class Results:
+class Results(ABC):
     """The results of an evaluation; each kind has its own `content`, `grids` and `blocks`."""
 
+    @abstractmethod
     def content(self) -> dict[str, Any]:
         """The results for JSON; NaN stands for what cannot be computed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grids(self) -> list[Grid]:
         """The results as tables."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self) -> Iterable[Block]:
         """The values of every question, all with the same columns and metrics."""
-        raise NotImplementedError
 
     def to_json(self) -> str:
         """All results as one JSON object; null stands for what cannot be computed."""

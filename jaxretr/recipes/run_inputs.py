@@ -37,6 +37,7 @@ _SETTINGS = {
     "scorer": ("scorer.path",),
     "teacher": ("teacher",),
 }
+_PATHS = tuple(dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings))
 
 
 class Inputs(NamedTuple):
@@ -101,8 +102,7 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
 
 def missing_files(config: Config, error: str) -> list[str]:
     """The settings, as "section.key=path", of files that are not there and that an error begins with."""
-    settings = dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings)
-    paths = [(setting, Path(path)) for setting in settings for path in _values(config, setting)]
+    paths = [(setting, Path(path)) for setting in _PATHS for path in _values(config, setting)]
     missing = [(setting, path) for setting, path in paths if not path.expanduser().exists()]
     return [f"{setting}={path}" for setting, path in missing if error.startswith(str(path.expanduser()))]
 
@@ -114,9 +114,7 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     """
     if type(begun) is not type(config) or not read_inputs(workdir):
         return begun
-    names = {
-        setting.removeprefix("data.") for settings in _SETTINGS.values() for setting in settings if "data." in setting
-    }
+    names = [setting.removeprefix("data.") for setting in _PATHS if setting.startswith("data.")]
     old: Any = getattr(begun, "data", None)
     new: Any = getattr(config, "data", None)
     moved = {name: getattr(new, name) for name in names if getattr(old, name, None) and getattr(new, name)}
