@@ -18,7 +18,7 @@ quickstart: .venv/.installed ## train and evaluate a retriever from questions al
 
 # The quickstart's own model where there is one. Options of `jaxretr serve`: make serve SERVE="--port 9000"
 serve: .venv/.installed-serve ## the search page over the embedded passages, on http://127.0.0.1:8080
-	args=$$($(BIN)/python -m jaxretr.quickstart_serving runs/serve runs/quickstart) && \
+	args=$$($(BIN)/python -m jaxretr.quickstart.serving runs/serve runs/quickstart) && \
 	exec $(BIN)/jaxretr serve $$args --data runs/serve/indexes $(SERVE)
 
 # Each without JAXRETR_DATA on the data in the repository, and with it on all that docs/results names: the folder's data sets,

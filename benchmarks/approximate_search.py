@@ -23,13 +23,13 @@ from machine import describe
 
 from jaxretr import ScannIndex
 from jaxretr.config import EngineName
-from jaxretr.parallel import memory
-from jaxretr.parallel.machine import cpu_threads
-from jaxretr.search.certificate import table
-from jaxretr.search.scann import process
-from jaxretr.search.scann.build import plan_of
-from jaxretr.search.scann.engines import engine_of
-from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.indexes.certificate import table
+from jaxretr.indexes.certified import process
+from jaxretr.indexes.certified.build import plan_of
+from jaxretr.indexes.certified.engines import engine_of
+from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.parallel.machine import cpu_threads
 
 K = 10
 

@@ -30,9 +30,9 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.searches import bm25_search
-from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/art_small.py"

@@ -153,8 +153,8 @@ class Ours:
         from jaxretr.assets import QUICKSTART
         from jaxretr.config import Art, ArtConfig, ArtData, Encoder, LiveIndex, Scorer, Train, override
         from jaxretr.data.readers import read_beir
-        from jaxretr.parallel.mesh import make_mesh
-        from jaxretr.recipes.art import ArtRun
+        from jaxretr.runtime.parallel.mesh import make_mesh
+        from jaxretr.training.runs.art import ArtRun
 
         data = args.data or QUICKSTART
         questions = read_beir(data, args.split).questions[: args.questions]
@@ -209,7 +209,7 @@ class Peer:
         import transformers
         from torch_art import ArtStep, Batch, MeanPooled, Settings, Tokens
 
-        from jaxretr import optim
+        from jaxretr.training import optim
 
         def tokens(ids: Any, lengths: Any) -> Any:
             return Tokens(*(torch.from_numpy(np.array(x, np.int32)) for x in (ids, lengths)))

@@ -19,7 +19,7 @@ from machine import describe
 from tables import cell
 
 from jaxretr.assets import QUICKSTART
-from jaxretr.metrics_log import read_metrics
+from jaxretr.training.metrics_log import read_metrics
 
 T5, CROSS_ENCODER = "T5", "cross-encoder"
 

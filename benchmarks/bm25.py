@@ -27,9 +27,9 @@ import numpy as np
 from machine import describe
 
 from jaxretr.data.corpus import Corpus, iter_passages, read_corpus
-from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25.lexical_ranker import rank
-from jaxretr.search.bm25.words import Bm25Settings, split_words
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.indexes.bm25.lexical_ranker import rank
+from jaxretr.indexes.bm25.words import Bm25Settings, split_words
 
 K = 50
 

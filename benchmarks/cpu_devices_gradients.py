@@ -13,7 +13,7 @@ feed-forward block's second matrix is wrong by a third, in every layer, and noth
 - The compiler gives the product its output in the buffer of the weights' slice that the product before it reads.
 
 jaxretr therefore trains on one device of a CPU, and refuses several of one process for layers as wide as these. When this
-program ends with 0 on the pinned jax, `jaxretr.parallel.mesh.check_cpu_devices` can go. Similar: jax-ml/jax issue 39741.
+program ends with 0 on the pinned jax, `jaxretr.runtime.parallel.mesh.check_cpu_devices` can go. Similar: jax-ml/jax issue 39741.
 """
 
 import argparse

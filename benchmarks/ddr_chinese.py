@@ -27,9 +27,9 @@ from tables import cell
 
 from jaxretr.config import ContrastiveConfig, load
 from jaxretr.evaluate.significance import compare
-from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs.encoder_start import load_encoder
 
 # metric -> question -> value
 Values = dict[str, dict[str, float]]

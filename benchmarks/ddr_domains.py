@@ -41,12 +41,12 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.significance import compare
-from jaxretr.metrics_log import read_metrics
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.encoder_start import load_encoder
-from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.exact import ExactIndex
+from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("recall@100", "ndcg@10")
@@ -328,10 +328,10 @@ def curve(lab: Lab, target: Target) -> None:
 
 def dam_models(lab: Lab, name: str) -> dict[int, Path]:
     """The models of all kept checkpoints of a run of masked language modelling, written beside it."""
-    from jaxretr.checkpoint import Checkpoints
     from jaxretr.config import from_json
-    from jaxretr.parallel.mesh import make_mesh
-    from jaxretr.train import build
+    from jaxretr.runtime.parallel.mesh import make_mesh
+    from jaxretr.training.checkpoint import Checkpoints
+    from jaxretr.training.loop import build
 
     config = from_json(json.loads((lab.runs / name / "config.json").read_text()))
     with Checkpoints(lab.runs / name / "checkpoints", config) as checkpoints:

@@ -32,7 +32,7 @@ from jaxretr.data.readers import beir_splits
 from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.training.runs.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("recall@20", "mrr@10")

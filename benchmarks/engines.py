@@ -22,9 +22,9 @@ from tables import markdown
 
 from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
-from jaxretr.export.index_source import IndexSource
-from jaxretr.serve.served import SearchOptions
-from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.indexes.served import SearchOptions
+from jaxretr.indexes.source import IndexSource
 
 K = 10
 
@@ -137,9 +137,9 @@ def built(
         scann.save(folder / "scann")
         engines["ScaNN"] = Engine(lambda some: scann.search(some, K)[1], seconds, size_of(folder / "scann"))
     if "pgvector" in args.engines and args.address:
-        from jaxretr.export import pgvector as exporting
-        from jaxretr.search.pgvector.address import Address
-        from jaxretr.serve.engines import pgvector
+        from jaxretr.indexes.pgvector import build as exporting
+        from jaxretr.indexes.pgvector import index as pgvector
+        from jaxretr.indexes.pgvector.address import Address
 
         address = Address.parse(args.address, "jaxretr_benchmark")
         began = time.perf_counter()
@@ -149,8 +149,8 @@ def built(
         index = pgvector.open(text, name="pgvector")
         served("pgvector", index, seconds, index.facts()["disk_bytes"])
     if "lance" in args.engines:
-        from jaxretr.export import lance as exporting_lance
-        from jaxretr.serve.engines import lance
+        from jaxretr.indexes.lance import build as exporting_lance
+        from jaxretr.indexes.lance import index as lance
 
         began = time.perf_counter()
         exporting_lance.export(source, stub, folder / "lance", **settings)

@@ -41,13 +41,13 @@ import jaxretr
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import override
 from jaxretr.data.readers import beir_splits, read_beir
+from jaxretr.embeddings.encoding import encode_texts
+from jaxretr.embeddings.vector_files import dequantise, quantise
 from jaxretr.evaluate import metrics
-from jaxretr.experiment import load_config
+from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.objectives.quantised import decoded, fitted_codebook, nearest_codes
-from jaxretr.search.scann.engines import engine_of
-from jaxretr.stores.encoding import encode_texts
-from jaxretr.stores.vector_files import dequantise, quantise
+from jaxretr.training.experiment import load_config
+from jaxretr.training.steps.quantised import decoded, fitted_codebook, nearest_codes
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("ndcg@10", "recall@20")

@@ -21,11 +21,11 @@ from tables import markdown
 from jaxretr.data.readers import read_beir
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.starts import lexical_start
-from jaxretr.search.bm25 import Bm25Index
 
 DEPTH = 100
 QUESTIONS = 500

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 from machine import describe
 
-from jaxretr.parallel import memory
-from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.live.settings import LiveSettings
-from jaxretr.serve.served import Document, SearchOptions
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.settings import LiveSettings
+from jaxretr.indexes.served import Document, SearchOptions
+from jaxretr.runtime.parallel import memory
 
 WRITERS = (1, 8, 64)
 TEXT = "A passage of about a hundred words, as corpora have them. " * 10

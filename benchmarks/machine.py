@@ -2,7 +2,7 @@
 
 import os
 
-from jaxretr.parallel.machine import cpu_flags, cpu_name, cpu_threads
+from jaxretr.runtime.parallel.machine import cpu_flags, cpu_name, cpu_threads
 
 # A speed of XLA or PyTorch on a CPU holds for processors with the same of these.
 UNITS = {"AVX2": "avx2", "AVX-512": "avx512f", "bfloat16 in AVX-512": "avx512_bf16", "AMX": "amx_tile"}

@@ -20,14 +20,14 @@ import jax
 from jaxretr.assets import ENCODER_SMALL, SCORER_SMALL
 from jaxretr.config import MlmConfig, Optimizer, Train
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.dual_encoder_folder import use_note
-from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.formats.t5_params import export_t5
+from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.dual_encoder_folder import use_note
+from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.question_scorer import QuestionScorer
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.recipes.mlm import MlmRun
-from jaxretr.reporting.run_files import RunFiles
+from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.report.run_files import RunFiles
+from jaxretr.training.runs.mlm import MlmRun
 
 
 def with_head(run: RunFiles, steps: int) -> Any:

@@ -25,7 +25,7 @@ from ir_datasets.util import LocalDownload
 from machine import describe
 
 from jaxretr.data.corpus import iter_passages
-from jaxretr.data_files.tfds_builder import build_data
+from jaxretr.data.tfds_builder import build_data
 
 PLAIN = "plain JSON lines"
 

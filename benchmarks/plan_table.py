@@ -17,15 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxretr.parallel.tpu_environment import compile_for_tpus
+from jaxretr.runtime.parallel.tpu_environment import compile_for_tpus
 
 if __name__ == "__main__":
     compile_for_tpus()
 
 from jaxretr import config as configuration
-from jaxretr.plan.compiled_facts import KnownPrograms
-from jaxretr.plan.requirements import GIB, Plan, plan
-from jaxretr.plan.topologies import topology
+from jaxretr.training.plan.compiled_facts import KnownPrograms
+from jaxretr.training.plan.requirements import GIB, Plan, plan
+from jaxretr.training.plan.topologies import topology
 
 if TYPE_CHECKING:
     from jaxretr.config import Config

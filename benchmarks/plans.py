@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxretr.parallel.tpu_environment import compile_for_tpus
+from jaxretr.runtime.parallel.tpu_environment import compile_for_tpus
 
 if __name__ == "__main__":
     compile_for_tpus()
 
 from plan_table import SYSTEMS, config_of, plan_system  # pyright: ignore[reportMissingImports]
 
-from jaxretr.errors import UserError
-from jaxretr.plan.compiled_facts import KnownPrograms
-from jaxretr.plan.requirements import GIB, Plan
+from jaxretr.runtime.errors import UserError
+from jaxretr.training.plan.compiled_facts import KnownPrograms
+from jaxretr.training.plan.requirements import GIB, Plan
 
 BEFORE = Path(__file__).parents[1] / "docs/results/plans_before.json"
 CHOSEN = ("art", "dpr", "spar_lexical", "ddr_dam", "ddr_rem")

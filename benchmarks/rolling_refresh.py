@@ -29,9 +29,9 @@ from jaxretr.assets import QUICKSTART
 from jaxretr.config import ArtConfig, load
 from jaxretr.evaluate import plots
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.recipes.art import ArtRun
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.runs.art import ArtRun
+from jaxretr.training.runs.encoder_start import load_encoder
 
 FULL, ROLLING, NEVER = "full", "rolling", "never"
 START = "the encoder as it comes"

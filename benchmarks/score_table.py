@@ -79,9 +79,9 @@ def some_questions(source: Path, split: str, count: int, folder: Path) -> None:
 def epochs_of(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, list[list[Step]]]:
     """Both runs, step by step in turns; the steps of each epoch."""
     from jaxretr.config import override
-    from jaxretr.parallel.mesh import make_mesh
-    from jaxretr.quickstart_config import config
-    from jaxretr.recipes.art import ArtRun
+    from jaxretr.quickstart.configs import config
+    from jaxretr.runtime.parallel.mesh import make_mesh
+    from jaxretr.training.runs.art import ArtRun
 
     data = {"corpus": str(folder / "data"), "questions": str(folder / "data"), "questions_split": args.split}
     begun = config(str(folder))

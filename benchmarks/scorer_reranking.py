@@ -13,7 +13,7 @@ from jaxretr import load_scorer, rerank
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.significance import compare
-from jaxretr.search.bm25 import Bm25Index
+from jaxretr.indexes.bm25 import Bm25Index
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from jaxretr.parallel.machine import cpu_threads
+from jaxretr.runtime.parallel.machine import cpu_threads
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
@@ -105,8 +105,8 @@ def formulation(questions: int) -> str:
     """Which formulation of ours is used, in words."""
     import jax
 
-    from jaxretr.parallel import machine
-    from jaxretr.search.exact import host_search
+    from jaxretr.indexes.exact import host_search
+    from jaxretr.runtime.parallel import machine
 
     if jax.default_backend() == "cpu":
         if questions >= host_search.BFLOAT16_BATCH and machine.has_amx():
@@ -139,7 +139,7 @@ def main() -> None:
 
     import jax
 
-    from jaxretr.search.exact import ExactIndex
+    from jaxretr.indexes.exact import ExactIndex
 
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((max(1, args.rows // 200), args.dim), dtype=np.float32)

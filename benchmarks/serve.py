@@ -229,8 +229,8 @@ Kind = tuple[str, str, int, Callable[[], dict[str, Any]]]
 def prepared(model: Path, corpus: Path, rows: int, work: Path) -> tuple[Path, Path, list[str]]:
     """The first passages of the corpus as a file and as a store, and their texts."""
     from jaxretr.data.corpus_stream import CorpusStream
+    from jaxretr.embeddings.encoding import encode
     from jaxretr.models.combined_encoder import load_encoder
-    from jaxretr.stores.encoding import encode
 
     file, store = work / f"corpus-{rows}.jsonl", work / f"store-{rows}"
     passages = [passage for _, passage in islice(CorpusStream([corpus]).passages(), rows)]

@@ -34,11 +34,11 @@ from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap
-from jaxretr.metrics_log import read_metrics
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.indexes.hybrid.weight_choice import adaptive_grid, balancing_weight, choose
+from jaxretr.indexes.hybrid.weight_grid import search_weights
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.hybrid.weight_choice import adaptive_grid, balancing_weight, choose
-from jaxretr.search.hybrid.weight_grid import search_weights
+from jaxretr.training.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("recall@20", "recall@100", "mrr@10")

@@ -74,7 +74,7 @@ def make_triples(count: int, folder: Path) -> list[dict[str, str]]:
     from jaxretr.data.formats.examples import Candidate, Example
     from jaxretr.data.formats.writing import write_examples
     from jaxretr.data.readers import read_beir
-    from jaxretr.search.bm25 import Bm25Index
+    from jaxretr.indexes.bm25 import Bm25Index
 
     beir = read_beir(QUICKSTART, "train")
     corpus, questions = beir.corpus, beir.questions[:count]
@@ -96,9 +96,17 @@ class Ours:
     """The library's compiled step with its own data path."""
 
     def __init__(self, model: Path, folder: Path, args: argparse.Namespace):
-        from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
-        from jaxretr.parallel.mesh import make_mesh
-        from jaxretr.recipes.contrastive import ContrastiveRun
+        from jaxretr.config import (
+            Contrastive,
+            ContrastiveConfig,
+            ContrastiveData,
+            Encoder,
+            Negatives,
+            Optimizer,
+            Train,
+        )
+        from jaxretr.runtime.parallel.mesh import make_mesh
+        from jaxretr.training.runs.contrastive import ContrastiveRun
 
         config = ContrastiveConfig(
             name="benchmark",

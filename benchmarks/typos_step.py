@@ -23,8 +23,8 @@ from machine import describe
 from once import last_of
 
 from jaxretr.config import ContrastiveConfig, load
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.recipes.contrastive import ContrastiveRun
+from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.runs.contrastive import ContrastiveRun
 
 ROOT = Path(__file__).parents[1]
 OFF = ["--typos.contrast-weight", "0", "--typos.passage-weight", "0"]

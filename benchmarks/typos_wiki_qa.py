@@ -37,7 +37,7 @@ from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
 from jaxretr.evaluate.searches import bm25_search
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.training.runs.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ("dictionary", "single_word")

@@ -1,5 +1,5 @@
 """ART on a CPU in a few minutes, on what ships with the package: what `jaxretr quickstart` runs."""
 
-from jaxretr.quickstart_config import config
+from jaxretr.quickstart.configs import config
 
 __all__ = ["config"]

@@ -11,15 +11,7 @@ and mine once:
 
 import os
 
-from jaxretr.config import (
-    Contrastive,
-    ContrastiveConfig,
-    ContrastiveData,
-    Encoder,
-    Negatives,
-    Optimizer,
-    Train,
-)
+from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
 
 DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939

@@ -12,16 +12,7 @@ Validation is on clean queries and on the same queries with fixed typos (typo_mr
 
 import os
 
-from jaxretr.config import (
-    Contrastive,
-    ContrastiveConfig,
-    ContrastiveData,
-    Encoder,
-    Negatives,
-    Optimizer,
-    Train,
-    Typos,
-)
+from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train, Typos
 
 DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939

@@ -3,7 +3,7 @@
     jaxretr train configs/typos_small.py --workdir runs/typos
     jaxretr evaluate runs/typos --beir DATA/wiki_qa --split squad,tydi --typos
 
-Other ways to learn it, as settings (jaxretr/objectives/typo_terms.py has the formulas):
+Other ways to learn it, as settings (jaxretr/training/steps/typo_terms.py has the formulas):
 
   augmentation alone        --typos.contrast-weight 0 --typos.passage-weight 0 --typos.augmentation 0.5
   contrast alone            --typos.passage-weight 0

@@ -20,11 +20,11 @@ from PIL import Image  # noqa: E402
 from running import running  # noqa: E402
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART  # noqa: E402
+from jaxretr.embeddings.encoding import encode  # noqa: E402
+from jaxretr.indexes.opening import open_index  # noqa: E402
 from jaxretr.models.dual_encoder import DualEncoder  # noqa: E402
 from jaxretr.serve.app import create_app  # noqa: E402
-from jaxretr.serve.opening import open_index  # noqa: E402
 from jaxretr.serve.service import Service  # noqa: E402
-from jaxretr.stores.encoding import encode  # noqa: E402
 
 IMAGES = ROOT / "docs/images"
 LARGEST = 150_000

@@ -14,23 +14,23 @@ from jaxretr.data.named.names import data_path
 from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.errors import UsageError
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.embeddings.encoding import encode, encode_texts
 from jaxretr.evaluate.measuring import depth, of_qrels, run_of
 from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.significance import compare
-from jaxretr.metrics_log import read_metrics
-from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.searching import search_store
+from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import fastest_dtype
-from jaxretr.models.formats import adapter_folder
-from jaxretr.models.formats.dual_encoder_folder import check_finished
-from jaxretr.models.formats.hf_files import resolve
-from jaxretr.search.exact import ExactIndex
-from jaxretr.search.searching import search_store
-from jaxretr.storage.files import write_json
-from jaxretr.stores.embedding_store import EmbeddingStore
-from jaxretr.stores.encoding import encode, encode_texts
-from jaxretr.train import train
+from jaxretr.models.hub import adapter_folder
+from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.hf_files import resolve
+from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.storage.files import write_json
+from jaxretr.training.loop import train
+from jaxretr.training.metrics_log import read_metrics
 
 log = logging.getLogger(__name__)
 

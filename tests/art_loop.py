@@ -12,8 +12,8 @@ from peers import torch, transformers
 from tiny import DATA, art_config, compiled_quickly, few_padding_rows
 
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.encoder_params import read_checkpoint
-from jaxretr.recipes.art import ArtRun
+from jaxretr.models.hub.encoder_params import read_checkpoint
+from jaxretr.training.runs.art import ArtRun
 
 STEPS, REFRESH_EVERY, TOP_K = 50, 20, 4
 RATE, WARMUP, FINAL = 2e-3, 0.1, 0.02

@@ -108,7 +108,7 @@ def gs_server() -> Server:
 
 def serving(scheme: str) -> Iterator[Server]:
     """A server with an empty bucket named "bucket"; the process's environment points to it meanwhile."""
-    from jaxretr.storage.paths import filesystem
+    from jaxretr.runtime.storage.paths import filesystem
 
     server = {"gs": gs_server, "s3": s3_server}[scheme]()
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def serving(scheme: str) -> Iterator[Server]:
 
 def objects(path: str) -> dict[str, bytes]:
     """Everything below a folder in a bucket, by its name there."""
-    from jaxretr.storage.paths import filesystem
+    from jaxretr.runtime.storage.paths import filesystem
 
     store = filesystem(path)
     root = path.split("://")[1].rstrip("/")

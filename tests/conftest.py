@@ -76,7 +76,7 @@ def logging_left_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def float32_is_the_fastest() -> Iterator[None]:
     """`--compute auto` takes float32 on every processor: commands are compared with what the library gives in float32."""
-    from jaxretr.parallel import machine
+    from jaxretr.runtime.parallel import machine
 
     flags = machine.cpu_flags() - {"avx512_bf16", "amx_bf16"}
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def float32_is_the_fastest() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def mesh8() -> jax.sharding.Mesh:
-    from jaxretr.parallel.mesh import make_mesh
+    from jaxretr.runtime.parallel.mesh import make_mesh
 
     assert jax.device_count() == 8, "the backend started before tests/conftest.py"
     return make_mesh()
@@ -94,7 +94,7 @@ def mesh8() -> jax.sharding.Mesh:
 
 @pytest.fixture(scope="session")
 def mesh1() -> jax.sharding.Mesh:
-    from jaxretr.parallel.mesh import make_mesh
+    from jaxretr.runtime.parallel.mesh import make_mesh
 
     return make_mesh(jax.devices()[:1])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram
+from jaxretr.training.steps.contrastive import NO_PASSAGE, ContrastiveProgram
 
 
 @dataclass

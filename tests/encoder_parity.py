@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 from peers import torch
 
-from jaxretr.models.backbone import make_backbone
-from jaxretr.models.backbone_config import Backbone
-from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.formats.encoder_params import read_checkpoint
-from jaxretr.models.layers import define
+from jaxretr.models.backbones.backbone import make_backbone
+from jaxretr.models.backbones.backbone_config import Backbone
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.hub.encoder_params import read_checkpoint
 
 SEED = 11
 VOCABULARY, WIDTH, LENGTH = 37, 16, 24

@@ -16,10 +16,10 @@ from given_vectors import store_vectors
 
 from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
-from jaxretr.export.index_source import IndexSource
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.source import IndexSource
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.stores.embedding_store import EmbeddingStore
-from jaxretr.stores.fingerprints import model_fingerprint
 
 LANGUAGES = ("en", "de", "fr", None)
 
@@ -107,7 +107,7 @@ def export_with(engine: ModuleType, encoded: Encoded, out: Any, **settings: Any)
     """Exports a corpus without a model.
 
     Args:
-      engine: a module of jaxretr/export.
+      engine: a module of jaxretr/exports.
       encoded: the corpus.
       out: where the module writes to.
       **settings: the module's own.

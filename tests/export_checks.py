@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxretr.errors import UserError
-from jaxretr.export.exporting import verify
+from jaxretr.exports.exporting import verify
+from jaxretr.runtime.errors import UserError
 
 
 def each_changed_byte(folder: Path, sealed: str, seed: int = 7) -> Iterator[tuple[Path, int]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta
 
 
 def store_vectors(

@@ -14,7 +14,7 @@ from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, TrecQrel
 from ir_datasets.util import LocalDownload
 
 from jaxretr.data.readers import beir_splits, qrels_path, read_corpus, read_qrels, read_questions
-from jaxretr.data_files.tfds_builder import build_data
+from jaxretr.data.tfds_builder import build_data
 
 IR_ID = "jaxretr-test/wiki-qa"
 

@@ -10,9 +10,9 @@ import tiny
 from peers import torch, transformers
 
 from jaxretr.config import Optimizer, PairEncoder, PairNegatives, RerankerConfig, RerankerData, Train
-from jaxretr.models.formats.cross_encoder_folder import export_cross_encoder
-from jaxretr.objectives.contrastive_losses import NO_PASSAGE
-from jaxretr.recipes.cross_encoder import CrossEncoderRun
+from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.models.hub.cross_encoder_folder import export_cross_encoder
+from jaxretr.training.runs.cross_encoder import CrossEncoderRun
 
 LENGTH, STEPS, BATCH = 48, 5, 8
 RATE, WARMUP, DECAY, CLIP = 1e-3, 0.4, 0.1, 1.0

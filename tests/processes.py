@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxretr.parallel.hosts import EXIT_AGAIN
+from jaxretr.runtime.parallel.hosts import EXIT_AGAIN
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,14 +21,14 @@ import tiny
 
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import Params, define
-from jaxretr.models.t5 import T5Model
-from jaxretr.plan.compiled_text import Program
-from jaxretr.train import train
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.layers import Params, define
+from jaxretr.models.backbones.t5 import T5Model
+from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.t5_params import export_t5
+from jaxretr.training.loop import train
+from jaxretr.training.plan.compiled_text import Program
 
 PASSAGES, ROWS, DEVICES = 4_400, 5_120, 8
 LENGTH, SIZE = 16, tiny.BERT.hidden_size
@@ -116,7 +116,7 @@ def of_corpus_size(program: Program) -> set[tuple[int, ...]]:
 def trained_by(run: Any) -> Iterator[None]:
     """`train` takes this run, with its compiled programs, for any config."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxretr.train.build", lambda *_: run)
+        patch.setattr("jaxretr.training.loop.build", lambda *_: run)
         yield
 
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params
-from jaxretr.models.layers import define
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
-from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.parallel.matmul_flops import matmul_flops
+from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BERT = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48)
@@ -157,7 +157,7 @@ def test_the_peers_learn() -> None:
     pytest.importorskip("torch", reason="it is what accelerator.py compares with")
     from on_gpu import torch_peers
 
-    from jaxretr.objectives.mlm import mask
+    from jaxretr.training.steps.mlm import mask
 
     rng = np.random.default_rng(0)
     params: Any = init_params(DualEncoderConfig(BERT), 0)
@@ -180,8 +180,8 @@ def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
     from on_gpu.art_peer import random_t5
     from torch_art import ArtStep, Batch, FirstToken, Settings, Tokens
 
-    from jaxretr.models.formats import t5_params
-    from jaxretr.objectives.art import art_losses
+    from jaxretr.models.hub import t5_params
+    from jaxretr.training.steps.art import art_losses
 
     rng = np.random.default_rng(0)
     n, b, k, prompt = 40, 3, 4, Prompt((7, 8), (9, 1))

@@ -2,7 +2,7 @@
 
 They run in this process. The commands that they start run in it too; of `jaxretr train` that means: the config is read
 with the benchmark's settings, and the model that the run would begin with is its result. How training goes is other
-tests' subject. benchmarks/plan_table.py is run by tests/plan/test_plan_tpu.py.
+tests' subject. benchmarks/plan_table.py is run by tests/training/plan/test_plan_tpu.py.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ from tiny import DATA
 
 from jaxretr import cli, config
 from jaxretr.assets import QUICKSTART
-from jaxretr.checkpoint import Checkpoints
 from jaxretr.data.readers import read_beir
-from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_scorer import QuestionScorer
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.plan.compiled_facts import CollectivePlan
-from jaxretr.plan.requirements import Plan, ProgramPlan
-from jaxretr.recipes.encoder_start import load_encoder
-from jaxretr.train import build
-from jaxretr.train import train as run_training
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.checkpoint import Checkpoints
+from jaxretr.training.loop import build
+from jaxretr.training.loop import train as run_training
+from jaxretr.training.plan.compiled_facts import CollectivePlan
+from jaxretr.training.plan.requirements import Plan, ProgramPlan
+from jaxretr.training.runs.encoder_start import load_encoder
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 start_process = subprocess.run
@@ -207,7 +207,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def minilm(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence-transformers folder, as benchmarks of all-MiniLM read one."""
-    from jaxretr.export import sentence_transformers
+    from jaxretr.exports import sentence_transformers
 
     model = DualEncoder.from_pretrained(encoder, pooling="mean", passage_template="joined")
     settings = dataclasses.replace(
@@ -349,7 +349,7 @@ def test_bm25(main: Main) -> None:
 
 
 def test_approximate_search(main: Main, tmp_path: Path) -> None:
-    from jaxretr.search.scann import process as scann_process
+    from jaxretr.indexes.certified import process as scann_process
 
     if problem := scann_process.scann_problem():
         pytest.skip(f"ScaNN: {problem}")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jaxretr import config as configuration
-from jaxretr import experiment
-from jaxretr.commands.config_help import settings_text
+from jaxretr.cli.config_help import settings_text
 from jaxretr.config import (
     AdapterShape,
     ArtConfig,
@@ -37,7 +36,8 @@ from jaxretr.config import (
     with_settings,
 )
 from jaxretr.config.names import ALSO_CALLED, section_of, setting_types
-from jaxretr.errors import UsageError
+from jaxretr.runtime.errors import UsageError
+from jaxretr.training import experiment
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 

@@ -16,9 +16,9 @@ import yaml
 from test_project import EXTRAS, requirements
 
 from jaxretr import cli
-from jaxretr.errors import UserError
-from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.served import Document, SearchOptions
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.served import Document, SearchOptions
+from jaxretr.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "docs/deploy/jaxretr.service"

@@ -13,8 +13,9 @@ import test_notebooks
 import tiny
 
 import jaxretr
-from jaxretr import cli, config, experiment
-from jaxretr.errors import UserError
+from jaxretr import cli, config
+from jaxretr.runtime.errors import UserError
+from jaxretr.training import experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -17,8 +17,8 @@ from tiny import write_subset
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.data.typos import PROFILES
-from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.training.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import jaxretr
-from jaxretr.errors import import_extra
+from jaxretr.runtime.errors import import_extra
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -91,7 +91,7 @@ def test_requirements_are_what_the_package_imports() -> None:
         for name, path in found.items()
         if name not in installed and not (name in of_service and path.startswith("jaxretr/serve/"))
     }
-    assert not missing, f"add to requirements.txt, or import through jaxretr.errors.import_extra: {missing}"
+    assert not missing, f"add to requirements.txt, or import through jaxretr.runtime.errors.import_extra: {missing}"
     # jaxretr asks only whether it is there; transformers imports it for spiece.model.
     assert installed - set(found) <= {"sentencepiece"}, "requirements.txt installs what nothing imports"
 
@@ -125,7 +125,7 @@ def test_a_wheel_finds_its_configs_and_an_editable_install_its_package_beside_th
         wheel.extractall(tmp_path / "site")
     shipped = {path.name for path in (tmp_path / "site/jaxretr/configs").iterdir()}
     assert shipped == {path.name for path in (ROOT / "configs").glob("*.py")}
-    code = "from jaxretr.experiment import find, load_config; print(find('dpr_small'), load_config('typos_small').name)"
+    code = "from jaxretr.training.experiment import find, load_config; print(find('dpr_small'), load_config('typos_small').name)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)

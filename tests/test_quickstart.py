@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import tiny
 
-from jaxretr import quickstart
+from jaxretr.quickstart import run as quickstart
 from jaxretr.assets import QUICKSTART, REPHRASED
 from jaxretr.config import Art, ArtConfig, ContrastiveConfig, LiveIndex, Scorer
 from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import BeirSet, read_beir
-from jaxretr.metrics_log import read_metrics
+from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.quickstart import AFTER, BEFORE, BM25, CONTROL, ENCODER, LEXICAL, SHOWN, harder_questions
-from jaxretr.quickstart_config import config, lexical_config
-from jaxretr.search.exact import ExactIndex
+from jaxretr.quickstart.run import AFTER, BEFORE, BM25, CONTROL, ENCODER, LEXICAL, SHOWN, harder_questions
+from jaxretr.quickstart.configs import config, lexical_config
+from jaxretr.training.metrics_log import read_metrics
 
 STEPS = 2
 

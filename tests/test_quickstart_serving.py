@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import tiny
 
-from jaxretr import quickstart_serving
 from jaxretr.assets import ENCODER_SMALL
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.served import SearchOptions
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.served import SearchOptions
+from jaxretr.quickstart import serving as quickstart_serving
 
 ROOT = Path(__file__).parents[1]
 

@@ -33,20 +33,20 @@ from jaxretr.config import (
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params, initialise
+from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import Params, initialise
+from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.pair_scorer import CrossEncoder
-from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.scorers import cross_encoder
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_texts import of_tokenizer
-from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.objectives.contrastive import ContrastiveProgram
+from jaxretr.training.steps.contrastive import ContrastiveProgram
 
 DATA = Path(__file__).parent / "data/wiki_qa"
 
@@ -258,7 +258,7 @@ def compiled_quickly(program: Any) -> Callable[..., Any]:
 def few_padding_rows() -> Iterator[None]:
     """Runs built inside pad the corpus to a multiple of 8 rows, not 1024: the 20 passages lie on 7 of 8 devices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxretr.parallel.mesh.ROW_MULTIPLE", 8)
+        patch.setattr("jaxretr.runtime.parallel.mesh.ROW_MULTIPLE", 8)
         yield
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import tiny
 
-from jaxretr import cli, experiment, train
-from jaxretr.parallel import sharding
+from jaxretr import cli
+from jaxretr.runtime.parallel import sharding
+from jaxretr.training import experiment
+from jaxretr.training import loop as train
 
 STEPS = 4
 

@@ -9,7 +9,7 @@ import numpy as np
 import processes
 from safetensors.numpy import load_file
 
-from jaxretr.metrics_log import read_metrics
+from jaxretr.training.metrics_log import read_metrics
 
 PROGRAM = Path(__file__).with_name("train_tiny.py").read_text()
 

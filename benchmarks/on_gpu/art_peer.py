@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch_art import ArtStep, Batch, FirstToken, Settings, Tokens
 
-from jaxretr.models.t5 import T5Config
+from jaxretr.models.backbones.t5 import T5Config
 from on_gpu import torch_peers
 from on_gpu.art_sizes import ArtSizes
 from on_gpu.measuring import Part, repeat, summary

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.t5 import T5Config
 from on_gpu import formulas
 
 

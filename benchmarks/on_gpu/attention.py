@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.attention_kernels import ATTENTION_VARIABLE
-from jaxretr.models.dropout import Dropout
-from jaxretr.models.layers import attend, key_bias, matmuls_in
+from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE
+from jaxretr.models.backbones.dropout import Dropout
+from jaxretr.models.backbones.layers import attend, key_bias, matmuls_in
 from on_gpu.measuring import Part, waits
 
 # One call is over sooner than it is started.

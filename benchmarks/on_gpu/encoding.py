@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params, bind, define
+from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import abstract_params, embed
 from jaxretr.models.encode import Engine
-from jaxretr.models.layers import Params, bind, define
-from jaxretr.models.t5 import T5Model
 from on_gpu import formulas
 from on_gpu.attention import left_to
 from on_gpu.inputs import mesh_of_one, random_params, random_tokens

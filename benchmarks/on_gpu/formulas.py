@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.t5 import T5Config
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.t5 import T5Config
 
 
 class Peak(NamedTuple):

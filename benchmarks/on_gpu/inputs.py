@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxretr.models.layers import Params
-from jaxretr.parallel import sharding
-from jaxretr.parallel.mesh import DATA, make_mesh
-from jaxretr.recipes.corpus_tokens import Layout
-from jaxretr.state import CorpusTokens, TokenRows
+from jaxretr.models.backbones.layers import Params
+from jaxretr.runtime.parallel import sharding
+from jaxretr.runtime.parallel.mesh import DATA, make_mesh
+from jaxretr.training.runs.corpus_tokens import Layout
+from jaxretr.training.state import CorpusTokens, TokenRows
 
 _BLOCK = 1024
 

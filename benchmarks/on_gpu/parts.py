@@ -11,27 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxretr import optim
 from jaxretr.config import Art, LiveIndex, Negatives, Optimizer
+from jaxretr.indexes.topk import BLOCK_ROWS, search_step
+from jaxretr.indexes.topk.accelerators import GPU, pyramid_topk
+from jaxretr.indexes.topk.shard import Shard
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.masked_lm import MaskedLm
+from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
-from jaxretr.models.layers import define
-from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.scorers.teachers import T5Teacher
-from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.objectives import art, contrastive
-from jaxretr.objectives.index_refresh import make_refresh
-from jaxretr.objectives.live_index import IndexProgram, find_passages
-from jaxretr.objectives.mlm import mask, masked_lm_loss
-from jaxretr.objectives.teacher_widths import TeacherWidths
-from jaxretr.objectives.teaching import Teaching
-from jaxretr.objectives.token_step import make_token_step
-from jaxretr.objectives.widths import passage_widths
-from jaxretr.parallel import sharding
-from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
-from jaxretr.search.topk import BLOCK_ROWS, search_step
-from jaxretr.search.topk.accelerators import GPU, pyramid_topk
-from jaxretr.search.topk.shard import Shard
-from jaxretr.state import CorpusState, TrainState
+from jaxretr.runtime.parallel import sharding
+from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows
+from jaxretr.training import optim
+from jaxretr.training.state import CorpusState, TrainState
+from jaxretr.training.steps import art, contrastive
+from jaxretr.training.steps.index_refresh import make_refresh
+from jaxretr.training.steps.live_index import IndexProgram, find_passages
+from jaxretr.training.steps.mlm import mask, masked_lm_loss
+from jaxretr.training.steps.teacher_widths import TeacherWidths
+from jaxretr.training.steps.teaching import Teaching
+from jaxretr.training.steps.token_step import make_token_step
+from jaxretr.training.steps.widths import passage_widths
 from on_gpu import formulas
 from on_gpu.art_sizes import ArtSizes
 from on_gpu.encoding import assert_near

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from jaxretr.models.backbone_config import Backbone
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.backbone_config import Backbone
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.t5 import T5Config
 from on_gpu.measuring import Part
 
 WIDTH = 256

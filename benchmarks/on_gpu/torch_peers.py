@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.layers import Params
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params
 
 SEARCH_BLOCK = 1 << 20
 

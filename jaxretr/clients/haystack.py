@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxretr.clients.http import Client
 from jaxretr.clients.source import Source, content_of
-from jaxretr.errors import UsageError, import_package
+from jaxretr.runtime.errors import UsageError, import_package
 
 _haystack: Any = import_package("haystack", "haystack-ai")
 _component: Any = _haystack.component

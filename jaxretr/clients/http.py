@@ -11,8 +11,8 @@ from urllib.parse import quote
 import numpy as np
 
 from jaxretr.clients.source import Found, Side
-from jaxretr.errors import UsageError, UserError, import_package
-from jaxretr.serve.served import Document, Written
+from jaxretr.indexes.served import Document, Written
+from jaxretr.runtime.errors import UsageError, UserError, import_package
 
 # The most that the service accepts in a request, see jaxretr/serve/requests.py.
 _TEXTS, _DOCUMENTS, _IDS, _QUERIES, _HITS = 256, 512, 10_000, 64, 10_000

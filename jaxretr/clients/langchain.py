@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxretr.clients.source import Source, content_of
-from jaxretr.errors import import_package
+from jaxretr.runtime.errors import import_package
 
 _documents: Any = import_package("langchain_core.documents", "langchain-core")
 _embeddings: Any = import_package("langchain_core.embeddings", "langchain-core")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxretr.clients.source import Source, content_of
-from jaxretr.errors import import_package
+from jaxretr.runtime.errors import import_package
 
 _retrievers: Any = import_package("llama_index.core.retrievers", "llama-index-core")
 _schema: Any = import_package("llama_index.core.schema", "llama-index-core")

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from jaxretr.clients.source import Found, Side
-from jaxretr.errors import UsageError
+from jaxretr.indexes.served import SearchOptions, ServedIndex
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.serve.served import SearchOptions, ServedIndex
+from jaxretr.runtime.errors import UsageError
 
 
 class Local:

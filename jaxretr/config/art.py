@@ -48,7 +48,7 @@ class Art:
     """Divisor of the teacher's scores."""
     prior_weight: float = 0.0
     """Weight of the student's own scores, held fixed, in the target distribution. 0: the teacher's scores alone, as in
-    ART. 1: the posterior under the student, as in EMDR2 (jaxretr/objectives/art.py, `target`)."""
+    ART. 1: the posterior under the student, as in EMDR2 (jaxretr/training/steps/art.py, `target`)."""
     shuffle_teacher: bool = False
     """Control experiment: deal out the teacher's scores of each question to its passages at random."""
     chunk: int = 32

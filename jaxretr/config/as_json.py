@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxretr.config.kinds import KINDS
 from jaxretr.config.run import Config
-from jaxretr.errors import UsageError, did_you_mean
-from jaxretr.json_dataclass import dataclass_from
+from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.json_dataclass import dataclass_from
 
 # The section `art` held the settings of the index before `index` was a section: old name in `art` -> name in `index`.
 _INDEX_IN_ART = {

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class IndexAware:
-    """Take the loss on scores as an index of quantised passages computes them; see jaxretr/objectives/index_aware.py.
+    """Take the loss on scores as an index of quantised passages computes them; see jaxretr/training/steps/index_aware.py.
 
     The questions stay as they are, as in the index. Searches in the step read the live index, which is not quantised.
     """

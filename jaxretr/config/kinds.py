@@ -11,7 +11,7 @@ from jaxretr.config.contrastive import ContrastiveConfig
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import RerankerConfig
 from jaxretr.config.run import Config
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean
 
 KINDS: dict[str, type[Config]] = {
     "art": ArtConfig,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxretr.config.choices import Dtype
-from jaxretr.errors import UsageError
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
-from jaxretr.errors import UsageError, UserError, did_you_mean
-from jaxretr.json_dataclass import described
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.json_dataclass import described
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from jaxretr.config.kinds import KINDS
-from jaxretr.errors import did_you_mean
+from jaxretr.runtime.errors import did_you_mean
 
 # Other libraries' names of some settings, by the last part of the name.
 ALSO_CALLED = {

@@ -8,7 +8,7 @@ from jaxretr.config.choices import Keyboard, TypoProfile
 @dataclass(frozen=True)
 class Typos:
     """Training for misspelt questions: terms that are added to a run's own objective; see
-    jaxretr/objectives/typo_terms.py.
+    jaxretr/training/steps/typo_terms.py.
 
     A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
     nothing changes.

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import regex
 
 from jaxretr.data.characters import plain_forms
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean
 
 Match = Literal["string", "regex"]
 

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from jaxretr.errors import UserError, reason
-from jaxretr.storage.files import atomic_write
-from jaxretr.storage.retries import retried
+from jaxretr.runtime.errors import UserError, reason
+from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.runtime.storage.retries import retried
 
 BROKEN = (ValueError, EOFError, SyntaxError, TokenError)
 """The errors that numpy raises for a file that is no array; the last two for some headers."""

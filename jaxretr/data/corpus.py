@@ -23,7 +23,7 @@ from jaxretr.data.text_rows import (
     numbered_lines,
     string_field,
 )
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 if TYPE_CHECKING:  # It imports numpy, which would delay the command line's help.
     from jaxretr.data.mapped_texts import MappedTexts

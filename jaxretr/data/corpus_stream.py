@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Passage, numbered_passages, rows_fingerprint
 from jaxretr.data.text_rows import BadRows, RowError, find_input, json_object, numbered_lines
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.notes import note
+from jaxretr.runtime.notes import note
 
 _log = logging.getLogger(__name__)
 

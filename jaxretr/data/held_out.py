@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxretr.data.question_identity import text_key
-from jaxretr.errors import UserError
-from jaxretr.notes import note
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.notes import note
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxretr.data.arrays import read_array, write_array
 from jaxretr.data.mapped_texts import QueryStore, write_queries
-from jaxretr.errors import UsageError, UserError
-from jaxretr.storage.files import atomic_write
-from jaxretr.storage.sealed_folder import is_described, read_description
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.runtime.storage.sealed_folder import is_described, read_description
 
 META = "meta.json"
 SOURCES = "sources.npy"

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from jaxretr.notes import note
-from jaxretr.storage.files import open_descriptor, sha256, write_json
+from jaxretr.runtime.notes import note
+from jaxretr.runtime.storage.files import open_descriptor, sha256, write_json
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.mapped_texts import MappedTexts, TextsWriter, mapped_bytes
 from jaxretr.data.text_rows import find_input, input_facts
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import IO, SupportsIndex, overload
 import numpy as np
 
 from jaxretr.data.arrays import read_array, write_header
-from jaxretr.errors import UserError, reason
-from jaxretr.storage.files import atomic_write
+from jaxretr.runtime.errors import UserError, reason
+from jaxretr.runtime.storage.files import atomic_write
 
 TEXTS = "queries.bin"
 OFFSETS = "queries-offsets.npy"

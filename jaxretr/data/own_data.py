@@ -16,7 +16,7 @@ from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import CORPUS
 from jaxretr.data.readers import beir_splits, qrels_path
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
 

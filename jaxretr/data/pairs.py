@@ -18,8 +18,8 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
-from jaxretr.errors import UserError
-from jaxretr.storage.files import atomic_write
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import atomic_write
 
 _QUESTIONS = ("query", "question")
 _PASSAGES = ("passage", "text")

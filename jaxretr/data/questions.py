@@ -26,8 +26,8 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
-from jaxretr.errors import UserError
-from jaxretr.notes import note
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.notes import note
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
-from jaxretr.errors import UserError, did_you_mean
-from jaxretr.notes import note
+from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.notes import note
 
 __all__ = [
     "BeirSet",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 from jaxretr.data.named.names import DataName, data_path
-from jaxretr.errors import UserError, did_you_mean
-from jaxretr.notes import note
-from jaxretr.storage.files import sha256
+from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.notes import note
+from jaxretr.runtime.storage.files import sha256
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ import numpy as np
 from jaxretr.data.arrays import BROKEN, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
-from jaxretr.errors import UsageError, UserError
-from jaxretr.progress import Progress
-from jaxretr.storage.files import atomic_write, write_json
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.storage.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

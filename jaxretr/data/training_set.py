@@ -16,8 +16,8 @@ from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.named.names import data_path
 from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
-from jaxretr.errors import UserError
-from jaxretr.notes import note
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.notes import note
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from jaxretr.data.answer_matching import AnswerMatcher, Match, has_answer
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 __all__ = ["AnswerMatcher", "Match", "accuracy", "first_hits", "has_answer"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.errors import UsageError, UserError
+from jaxretr.data.run_reading import has_question_ids, read_run
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.measuring import (
@@ -24,15 +24,15 @@ from jaxretr.evaluate.measuring import (
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.runs import has_question_ids, read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths, stored_search
+from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
     from jaxretr.config import EncodeDtype
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
+    from jaxretr.embeddings.encoding import Encoder
+    from jaxretr.indexes.reranking import AnyScorer
     from jaxretr.models.any_scorer import Scorer
-    from jaxretr.search.reranking import AnyScorer
-    from jaxretr.stores.embedding_store import EmbeddingStore
-    from jaxretr.stores.encoding import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ def evaluate_model(
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
     lengths: dict[str, tuple[int, int]] = {}
     runs = _read_baselines(baselines, data.questions, dtype, batch_size, lengths)
-    from jaxretr.stores.encoding import loaded, name_of
-    from jaxretr.stores.opening import open_store
+    from jaxretr.embeddings.encoding import loaded, name_of
+    from jaxretr.embeddings.opening import open_store
 
     store = open_store(index) if isinstance(index, str | Path) else index
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
@@ -117,8 +117,8 @@ def _search_of(
     keep: _Path | None,
     batch_size: int | None,
 ) -> Search:
-    from jaxretr.search.searching import check_store
-    from jaxretr.stores.encoding import encode, name_of
+    from jaxretr.embeddings.encoding import encode, name_of
+    from jaxretr.indexes.searching import check_store
 
     if keep is not None:
         store = encode(encoder, corpus=corpus, out=keep, batch_size=batch_size, option="keep")
@@ -149,7 +149,7 @@ def evaluate_run(
     """Measure a run by judgements or by answers, and compare it with baselines question by question.
 
     Args:
-      run: a file in any format that `jaxretr.evaluate.runs.read_run` reads, or {question id: {passage id: score}}.
+      run: a file in any format that `jaxretr.data.run_reading.read_run` reads, or {question id: {passage id: score}}.
       qrels: judgements in BEIR's or TREC's format.
       answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
       corpus: the passages; for answers, for BM25 or a model as a baseline, and for re-ranking. With them and the questions,
@@ -269,7 +269,7 @@ def _is_searched(baseline: _Path) -> bool:
         return True
     if "/" not in str(baseline) or path.exists() or path.parent.exists():
         return False
-    from jaxretr.models.formats.hf_files import is_hub_name
+    from jaxretr.models.hub.hf_files import is_hub_name
 
     return is_hub_name(str(baseline))
 
@@ -290,7 +290,7 @@ def _read_baselines(
 
     def search_with(model: _Path) -> Callable[[Corpus], Search]:
         from jaxretr.models.combined_encoder import load_encoder
-        from jaxretr.models.formats.dual_encoder_folder import check_finished
+        from jaxretr.models.hub.dual_encoder_folder import check_finished
 
         check_finished(model)
 
@@ -325,7 +325,7 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
     """Load the scorer; warn of metrics that look further than it re-ranks."""
     if rerank is None:
         return None
-    from jaxretr.search.reranking import loaded_scorer
+    from jaxretr.indexes.reranking import loaded_scorer
 
     if deeper := [name for name in metrics if "@" in name and int(name.rpartition("@")[2]) > depth]:
         log.warning(
@@ -342,7 +342,7 @@ def _with_reranked(system: tuple[str, Run], scorer: "Scorer | None", on: TestSet
     if scorer is None:
         return [system]
     from jaxretr.evaluate.reranking import rerank
-    from jaxretr.search.reranking import name_of_scorer
+    from jaxretr.indexes.reranking import name_of_scorer
 
     name, run = system
     after = rerank(scorer, run, queries=on.questions, corpus=on.corpus, depth=depth)

@@ -13,13 +13,13 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
-from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import Match, first_hits
 from jaxretr.evaluate.rank_overlap import ranked_ids
+from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
-    from jaxretr.stores.embedding_store import EmbeddingStore
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
 
 log = logging.getLogger(__name__)
 

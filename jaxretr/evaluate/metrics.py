@@ -28,8 +28,8 @@ from typing import Literal, overload
 
 import numpy as np
 
-from jaxretr.errors import UsageError, UserError, did_you_mean
-from jaxretr.search.runs import single_precision
+from jaxretr.data.runs import single_precision
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]

@@ -17,11 +17,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxretr.config import EncodeDtype
-from jaxretr.errors import UsageError, UserError, import_extra
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.search.exact import ExactIndex
-from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.runtime.errors import UsageError, UserError, import_extra
 
 
 def mteb_model(

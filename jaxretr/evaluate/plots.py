@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.significance import bootstrap_band
-from jaxretr.storage.files import atomic_write
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.storage.files import atomic_write
 
 ENDINGS = (".png", ".pdf", ".svg")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
-from jaxretr.search.runs import single_precision
+from jaxretr.data.runs import single_precision
+from jaxretr.runtime.errors import UserError
 
 
 @dataclass(frozen=True)

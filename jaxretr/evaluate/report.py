@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Measure, Run, TestSet, Values, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import Corrected, compare, corrected
-from jaxretr.tables import Cell, Grid, Row, shortened
+from jaxretr.evaluate.tables import Cell, Grid, Row, shortened
+from jaxretr.runtime.errors import UserError
 
 # Differences with a smaller p-value are marked.
 LEVEL = 0.05

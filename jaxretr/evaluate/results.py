@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxretr.data.csv_tables import csv_line
 from jaxretr.evaluate.measuring import Values
-from jaxretr.storage.files import atomic_write
-from jaxretr.tables import Grid, render
+from jaxretr.evaluate.tables import Grid, render
+from jaxretr.runtime.storage.files import atomic_write
 
 QUESTION = "question-id"
 """The column of a `Block` that has the questions' ids."""

@@ -9,8 +9,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import accuracy
+from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.search.exact import ExactIndex
 
 
 class Retriever(Protocol):

@@ -13,10 +13,10 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_folder, qrels_path, read_qrels, read_questions
-from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.evaluate.significance import Comparison, compare
+from jaxretr.runtime.errors import UserError
 
 CLEAN = "clean"
 """The name of the original questions among the alterations."""

@@ -14,13 +14,13 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_qrels
-from jaxretr.errors import UsageError
+from jaxretr.data.run_reading import has_question_ids, read_run, write_trec
 from jaxretr.evaluate.evaluating import check_texts, judged_questions, questions_of
 from jaxretr.evaluate.measuring import depth, of_others, of_qrels, warn_of_own
-from jaxretr.evaluate.runs import has_question_ids, read_run, write_trec
 from jaxretr.evaluate.weight_curve import Curve, trace
-from jaxretr.search.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
-from jaxretr.search.hybrid.weight_choice import balancing_weight
+from jaxretr.indexes.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
+from jaxretr.indexes.hybrid.weight_choice import balancing_weight
+from jaxretr.runtime.errors import UsageError
 
 log = logging.getLogger(__name__)
 

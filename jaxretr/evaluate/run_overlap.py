@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
+from jaxretr.data.run_reading import read_run
 from jaxretr.evaluate.measuring import Run, warn_of_missing
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.results import QUESTION, Block, Results
-from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.significance import bootstrap_interval
-from jaxretr.tables import Cell, Grid, Row
+from jaxretr.evaluate.tables import Cell, Grid, Row
+from jaxretr.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.evaluate.measuring import Search
-from jaxretr.search.bm25.searching import bm25_searcher as bm25_search
+from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
+    from jaxretr.embeddings.encoding import Encoder
     from jaxretr.models.text_encoder import TextEncoder
-    from jaxretr.stores.embedding_store import EmbeddingStore
-    from jaxretr.stores.encoding import Encoder
 
 __all__ = ["bm25_search", "encoder_search", "note_lengths", "read_lengths", "stored_search"]
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
     """Encode the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.search.exact import ExactIndex
-    from jaxretr.stores.encoding import encode_texts
+    from jaxretr.embeddings.encoding import encode_texts
+    from jaxretr.indexes.exact import ExactIndex
 
     index = ExactIndex(encode_texts(encoder, corpus, batch_size), corpus.ids)
     return lambda questions, k: index.search(encode_texts(encoder, questions, batch_size), k)
@@ -29,8 +29,8 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
 def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
     """Search the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
-    from jaxretr.search.searching import search_store
-    from jaxretr.stores.encoding import encode_texts
+    from jaxretr.embeddings.encoding import encode_texts
+    from jaxretr.indexes.searching import search_store
 
     return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 # Why not scipy's: with 600 questions and as many resamples, scipy.stats.permutation_test takes 0.6 s and
 # `randomisation_test` 0.08; scipy.stats.bootstrap draws the same numbers as `bootstrap_band`, but takes 3 times as long for

@@ -13,16 +13,16 @@ from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
 from jaxretr.data.text_rows import find_input, input_digest
-from jaxretr.errors import UserError
+from jaxretr.embeddings.encoding import Encoder, loaded, name_of
+from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, TestSet, Values, depth, warn_of_missing
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.searches import encoder_search
+from jaxretr.evaluate.tables import Cell, Grid, Row
 from jaxretr.models.combined_encoder import parts_of
-from jaxretr.storage.files import atomic_write, write_json
-from jaxretr.stores.encoding import Encoder, loaded, name_of
-from jaxretr.stores.fingerprints import model_fingerprint
-from jaxretr.tables import Cell, Grid, Row
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import atomic_write, write_json
 
 log = logging.getLogger(__name__)
 

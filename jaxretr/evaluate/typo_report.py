@@ -10,7 +10,7 @@ from typing import Any
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Robustness
 from jaxretr.evaluate.significance import Comparison, Corrected, compare, corrected
-from jaxretr.tables import Cell, Grid, Row, shortened
+from jaxretr.evaluate.tables import Cell, Grid, Row, shortened
 
 _COUNTS = "better/equal/worse"
 _NOTE = (

@@ -7,13 +7,13 @@ from pathlib import Path
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.typos import PROFILES, TypoGenerator, generators
-from jaxretr.errors import UsageError, UserError
+from jaxretr.embeddings.encoding import Encoder, loaded, name_of
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Search
 from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
 from jaxretr.evaluate.typo_report import TypoReport
-from jaxretr.stores.encoding import Encoder, loaded, name_of
+from jaxretr.runtime.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.results import as_json
 from jaxretr.evaluate.significance import Comparison, compare
-from jaxretr.search.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
-from jaxretr.storage.files import atomic_write
+from jaxretr.indexes.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
+from jaxretr.runtime.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 

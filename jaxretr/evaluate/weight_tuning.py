@@ -13,23 +13,23 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.errors import UsageError, UserError
+from jaxretr.data.run_reading import strictly_decreasing
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.embeddings.encoding import encode_texts
+from jaxretr.embeddings.opening import open_store
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher
 from jaxretr.evaluate.measuring import check_same_corpus, depth, warn_of_own
-from jaxretr.evaluate.runs import strictly_decreasing
 from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.indexes.hybrid.weight_choice import balancing_weight
+from jaxretr.indexes.hybrid.weight_grid import pieces, search_weights
+from jaxretr.indexes.searching import check_store
 from jaxretr.models.combined_encoder import CombinedEncoder, How
 from jaxretr.models.combining import load_models
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import check_replaceable
-from jaxretr.progress import Progress
-from jaxretr.search.hybrid.weight_choice import balancing_weight
-from jaxretr.search.hybrid.weight_grid import pieces, search_weights
-from jaxretr.search.searching import check_store
-from jaxretr.stores.embedding_store import EmbeddingStore
-from jaxretr.stores.encoding import encode_texts
-from jaxretr.stores.opening import open_store
+from jaxretr.models.hub.combined_folder import check_replaceable
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.progress import Progress
 
 # Questions and passages of the estimate of both models' scales; its error, a few percent, is far below the grid's step.
 _SAMPLED_QUESTIONS = 64

@@ -9,13 +9,13 @@ from typing import Any
 from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
+from jaxretr.embeddings.encoding import Encoder, loaded
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.robustness import AlteredValues, Robustness, measure_altered, read_splits, share_changed
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.evaluate.significance import Comparison
-from jaxretr.stores.encoding import Encoder, loaded
-from jaxretr.tables import Cell, Grid, Row
+from jaxretr.evaluate.tables import Cell, Grid, Row
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from jaxretr.config import AdapterShape
 from jaxretr.data.tokens import tokenizer_fingerprint
-from jaxretr.errors import UserError
-from jaxretr.models.adapter_layers import count
-from jaxretr.models.backbone_config import TRAINING_ONLY, Backbone
+from jaxretr.models.backbones.adapter_layers import count
+from jaxretr.models.backbones.backbone_config import TRAINING_ONLY, Backbone
+from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, Side
-from jaxretr.models.formats import adapter_folder, adapter_formats
-from jaxretr.models.formats.adapter_folder import AdapterParts
-from jaxretr.models.layers import Params
+from jaxretr.models.hub import adapter_folder, adapter_formats
+from jaxretr.models.hub.adapter_folder import AdapterParts
+from jaxretr.runtime.errors import UserError
 
 
 class Adaptable(Protocol):

@@ -5,16 +5,16 @@ from typing import get_args
 
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.models.encode import fastest_dtype
-from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
-from jaxretr.models.formats.dual_encoder_folder import model_folder
-from jaxretr.models.formats.export_note import NOTE
-from jaxretr.models.formats.hf_files import read_json, resolve, stated_architecture
-from jaxretr.models.formats.name_table import Place
+from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
+from jaxretr.models.hub.dual_encoder_folder import model_folder
+from jaxretr.models.hub.export_note import NOTE
+from jaxretr.models.hub.hf_files import read_json, resolve, stated_architecture
+from jaxretr.models.hub.name_table import Place
 from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorers.pair_texts import has_pair_template
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 Scorer = QuestionScorer | CrossEncoder | CausalScorer
 

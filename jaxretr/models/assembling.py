@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from jaxretr.config import Pooling
-from jaxretr.errors import UsageError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.dual_encoder_folder import check_finished
+from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.runtime.errors import UsageError
 
 
 def assemble(

@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from jaxretr.config import EncodeDtype, Pooling
-from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side
-from jaxretr.models.formats import combined_folder
-from jaxretr.models.formats.dual_encoder_folder import check_finished
-from jaxretr.models.formats.export_note import NOTE
-from jaxretr.models.formats.hf_files import resolve
+from jaxretr.models.hub import combined_folder
+from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.export_note import NOTE
+from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.text_encoder import Advance, TextEncoder
+from jaxretr.runtime.errors import UserError, did_you_mean
 
 How = Literal["concatenate", "sum"]
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxretr.config import EncodeDtype
-from jaxretr.errors import UsageError, UserError
 from jaxretr.models.combined_encoder import CombinedEncoder, How, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import check_replaceable
+from jaxretr.models.hub.combined_folder import check_replaceable
+from jaxretr.runtime.errors import UsageError, UserError
 
 
 def combine(

@@ -12,19 +12,19 @@ import numpy as np
 
 from jaxretr.config import Dtype, EncodeDtype, Pooling
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
-from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapter_layers import count, merge_lora
-from jaxretr.models.backbone_config import BACKBONE
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.adapter_layers import count, merge_lora
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.partition import partition
 from jaxretr.models.embed import DualEncoderConfig, Side, dense_params, embed, prompt_of
 from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
-from jaxretr.models.formats import dual_encoder_folder
-from jaxretr.models.layers import Params
-from jaxretr.models.partition import partition
+from jaxretr.models.hub import dual_encoder_folder
 from jaxretr.models.text_encoder import Advance, TextEncoder
-from jaxretr.notes import note
-from jaxretr.parallel.machine import blas_beats_xla
+from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.notes import note
+from jaxretr.runtime.parallel.machine import blas_beats_xla
 
 _log = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ def _say_guesses(where: str, guesses: str) -> None:
 def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
     """Return the faster of the two engines on this machine: the one place that chooses."""
     if dtype == "float32" and jax.default_backend() == "cpu" and blas_beats_xla():
-        from jaxretr.models import host_bert  # Numba takes half a second to import.
+        from jaxretr.models.backbones import host_bert  # Numba takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
         # Any other pooling goes through XLA until it is written below as well.
@@ -364,7 +364,7 @@ def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engi
 
 def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
     """Return `embed` in numpy, a function of (tokens, lengths); the parameters become numpy arrays as well."""
-    from jaxretr.models.host_bert import HostBert
+    from jaxretr.models.backbones.host_bert import HostBert
 
     assert isinstance(config.backbone, BertConfig)
     encoder, dense = HostBert(config.backbone, tower_params[BACKBONE]), dense_params(config, tower_params)

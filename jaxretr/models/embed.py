@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
 from jaxretr.config import AdapterShape, Pooling
-from jaxretr.errors import UserError
-from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
-from jaxretr.models.backbone import make_backbone, token_states
-from jaxretr.models.backbone_config import BACKBONE, KINDS, Backbone, kind_of
-from jaxretr.models.layers import Params, define, initialise, linear, matmuls_in
-from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.backbones.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
+from jaxretr.models.backbones.backbone import make_backbone, token_states
+from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
+from jaxretr.models.backbones.layers import Params, define, initialise, linear, matmuls_in
+from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.json_dataclass import dataclass_from
 
 Side = Literal["question", "passage"]
 DenseActivation = Literal["identity", "tanh"]
@@ -299,7 +299,7 @@ def embed(
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
       dtype: type of the encoder's matmul operands, float32 or bfloat16.
       keys: one PRNG key per row [B], which switches dropout on.
-      keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
+      keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
     Returns:

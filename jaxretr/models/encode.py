@@ -20,15 +20,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxretr.config import Dtype
-from jaxretr.errors import UserError
-from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.layer_stacks import unstack
+from jaxretr.models.backbones.layers import Params
 from jaxretr.models.batches import Batch, Shapes, make_batches
-from jaxretr.models.layer_stacks import unstack
-from jaxretr.models.layers import Params
-from jaxretr.notes import note
-from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
-from jaxretr.parallel.machine import multiplies_bfloat16
-from jaxretr.parallel.mesh import DATA, make_mesh, replicate
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.notes import note
+from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
+from jaxretr.runtime.parallel.machine import multiplies_bfloat16
+from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate
 
 # Tokens of one batch on one device: as many as stay in the cache of a CPU (8 rows of 128), or keep an accelerator busy.
 _BATCH_TOKENS = {"cpu": 1024}

@@ -22,20 +22,20 @@ from jaxretr.data.tokens import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from jaxretr.errors import UsageError, UserError
-from jaxretr.models.adapter_layers import count
+from jaxretr.models.backbones.adapter_layers import count
+from jaxretr.models.backbones.layers import Params
 from jaxretr.models.encode import Engine, fastest_dtype
-from jaxretr.models.formats import cross_encoder_folder
-from jaxretr.models.formats.dual_encoder_folder import model_folder
-from jaxretr.models.formats.hf_files import read_json, resolve
-from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.layers import Params
+from jaxretr.models.hub import cross_encoder_folder
+from jaxretr.models.hub.dual_encoder_folder import model_folder
+from jaxretr.models.hub.hf_files import read_json, resolve
+from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.scorers import pair_texts
 from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import unmarked
 from jaxretr.models.scorers.pair_texts import PairTexts
 from jaxretr.models.scorers.teachers import PairTeacher
+from jaxretr.runtime.errors import UsageError, UserError
 
 _MAX_LENGTH = 512
 _QUESTION_LENGTH = 128

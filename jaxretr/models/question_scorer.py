@@ -12,18 +12,18 @@ import numpy as np
 
 from jaxretr.config import Dtype
 from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer_target, vocabulary_size
-from jaxretr.errors import UsageError, UserError
-from jaxretr.models.adapter_layers import count
-from jaxretr.models.formats import t5_params
-from jaxretr.models.formats.hf_files import resolve
-from jaxretr.models.formats.name_table import Place
-from jaxretr.models.layers import Params
+from jaxretr.models.backbones.adapter_layers import count
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.t5 import T5Config
+from jaxretr.models.hub import t5_params
+from jaxretr.models.hub.hf_files import resolve
+from jaxretr.models.hub.name_table import Place
 from jaxretr.models.pair_scorer import scorer_digest
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.scorers.t5_shapes import T5Shapes
 from jaxretr.models.scorers.teachers import T5Teacher
-from jaxretr.models.t5 import T5Config
-from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 
 
 class QuestionScorer:

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.layers import Params, initialise
-from jaxretr.models.masked_lm import MaskedLm
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params, initialise
+from jaxretr.models.backbones.masked_lm import MaskedLm
+from jaxretr.models.backbones.t5 import T5Config, T5Model
 
 CONTEXT_GAIN = 0.5
 POSITION_GAIN = 0.1

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
-from jaxretr.errors import UsageError
+from jaxretr.runtime.errors import UsageError
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.edge import Edge, Gate
 from jaxretr.serve.keys import Keys

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.embeddings.encoding import Encoder, name_of
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.served import Standing
 from jaxretr.models.embed import Side
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve.batching import Batcher, Lane
 from jaxretr.serve.encoding import SIDES, BatchEncoder
 from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.problems import Invalid, Overloaded
-from jaxretr.serve.served import Standing
 from jaxretr.serve.settings import Settings
-from jaxretr.stores.encoding import Encoder, name_of
-from jaxretr.stores.fingerprints import model_fingerprint
 
 # Seconds until a backfill looks again whether the queue has room.
 _PATIENCE = 0.05

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+from jaxretr.runtime.errors import UserError
 
 # Bytes of one compiled program per layer; measured on a CPU with a model of 6 layers of 384.
 _BYTES_A_LAYER = 5 * 2**19

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import MAX_HITS, SearchRequest
-from jaxretr.serve.served import Document, Findings, Hit, SearchOptions
 
 
 def search_options(request: SearchRequest) -> SearchOptions:

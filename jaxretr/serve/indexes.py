@@ -2,36 +2,16 @@
 
 import asyncio
 import contextlib
-import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UserError, did_you_mean
+from jaxretr.indexes.opening import check_name
+from jaxretr.indexes.served import ServedIndex
+from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
-from jaxretr.serve.requests import INDEX_NAME
-from jaxretr.serve.served import ServedIndex
-
-RESERVED = ("indexes", "embeddings", "rerank", "models")
-"""Names that are taken by the service's own paths."""
-
-
-def check_name(name: str) -> str:
-    """Return the name, if an index can have it.
-
-    Raises:
-      UserError: it cannot.
-    """
-    if not re.fullmatch(INDEX_NAME, name) or name.endswith("\n"):
-        raise UserError(
-            f"index name {name[:80]!r}: give 1 to 64 of a-z, 0-9, _ and -, the first of them a letter or a digit"
-        )
-    if name in RESERVED:
-        raise UserError(f"index name {name!r}: is taken by the service's own paths; choose another one")
-    return name
-
 
 class Indexes:
     """The indexes that requests can search.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from jaxretr.errors import UserError, did_you_mean
+from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Forbidden, Unauthenticated
 
 Scope = Literal["read", "write", "admin"]

@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxretr.config import EngineName
-from jaxretr.errors import UsageError, UserError
+from jaxretr.embeddings.encoding import Encoder
+from jaxretr.indexes.live.database import DATABASE
+from jaxretr.indexes.opening import check_name, named, open_index, open_live
+from jaxretr.indexes.served import ServedIndex
 from jaxretr.models.any_scorer import Scorer
-from jaxretr.serve.indexes import check_name
-from jaxretr.serve.live.database import DATABASE
-from jaxretr.serve.opening import named, open_index, open_live
-from jaxretr.serve.served import ServedIndex
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
-from jaxretr.stores.encoding import Encoder
 
 log = logging.getLogger(__name__)
 

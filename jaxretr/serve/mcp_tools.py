@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from jaxretr.errors import import_extra
+from jaxretr.runtime.errors import import_extra
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.problems import Forbidden, Problem, invalid, no_such
 from jaxretr.serve.requests import FieldValues, SearchRequest

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jaxretr.parallel import memory
+from jaxretr.runtime.parallel import memory
 from jaxretr.serve.batching import Batcher
 from jaxretr.serve.indexes import Indexes
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.indexes.live import reindex
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.served import Document, ServedIndex
 from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve.embedding import Embedding, Model
-from jaxretr.serve.live import reindex
-from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.problems import Conflict, Invalid
-from jaxretr.serve.served import Document, ServedIndex
 
 log = logging.getLogger(__name__)
 

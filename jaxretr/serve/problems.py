@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxretr.errors import did_you_mean
+from jaxretr.runtime.errors import did_you_mean
 
 Type = Literal[
     "invalid_request",

@@ -7,7 +7,7 @@ from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
-from jaxretr.errors import UsageError
+from jaxretr.runtime.errors import UsageError
 from jaxretr.serve.problems import Overloaded
 
 

@@ -20,8 +20,6 @@ MAX_IDS = 10_000
 MAX_FIELDS = 32
 MAX_DIM = 16_384
 
-INDEX_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-
 Text = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARACTERS)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=512)]

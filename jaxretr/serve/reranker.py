@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.indexes.reranking import name_of_scorer
+from jaxretr.indexes.served import Document
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.pair_scorer import PairScorer
-from jaxretr.search.reranking import name_of_scorer
 from jaxretr.serve.batching import Batcher, Lane, Observer
-from jaxretr.serve.served import Document
 from jaxretr.serve.settings import Settings
 
 # Characters that count as a token of a pair, where the scorer tokenises it itself.

@@ -6,16 +6,16 @@ from functools import partial
 
 import numpy as np
 
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.served import Findings, SearchOptions, ServedIndex
 from jaxretr.serve import answers
 from jaxretr.serve.embedding import Embedding, Model
 from jaxretr.serve.found import AnswerHits, asked_texts, asked_vectors, asked_weights, search_options
 from jaxretr.serve.indexes import Indexes
-from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import Rerank, SearchRequest
 from jaxretr.serve.reranker import Reranker
-from jaxretr.serve.served import Findings, SearchOptions, ServedIndex
 from jaxretr.serve.sharing import Kind, SharedSearches
 from jaxretr.serve.threads import Threads
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Keys

@@ -7,28 +7,28 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
+from jaxretr.embeddings.encoding import Encoder
+from jaxretr.indexes.exact import search_blocks
+from jaxretr.indexes.live.writes import ModelChanged
+from jaxretr.indexes.served import Document, SearchOptions, ServedIndex
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.embed import Side
-from jaxretr.parallel import memory
-from jaxretr.search.exact import search_blocks
+from jaxretr.runtime.parallel import memory
 from jaxretr.serve import answers
 from jaxretr.serve.batching import Batcher
 from jaxretr.serve.embedding import Embedded, Embedding
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.indexes import Indexes
-from jaxretr.serve.live.writes import ModelChanged
 from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.moves import Moves
 from jaxretr.serve.problems import NotFound, Overloaded, Unavailable
 from jaxretr.serve.requests import DocumentIn, RerankRequest, SearchRequest
 from jaxretr.serve.reranker import Reranker
 from jaxretr.serve.searching import Searching
-from jaxretr.serve.served import Document, SearchOptions, ServedIndex
 from jaxretr.serve.settings import Settings
 from jaxretr.serve.threads import Threads
 from jaxretr.serve.writing import Writing
-from jaxretr.stores.encoding import Encoder
 from jaxretr.version import __version__
 
 State = Literal["starting", "ok", "stopping"]

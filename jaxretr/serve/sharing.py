@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxretr.serve.served import Findings, SearchOptions, ServedIndex
+from jaxretr.indexes.served import Findings, SearchOptions, ServedIndex
 
 # Questions of a pass; a request of more is a pass of its own.
 _MOST = 64

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from jaxretr.errors import UnavailableError, UserError
-from jaxretr.serve.live.writes import ModelChanged
+from jaxretr.indexes.live.writes import ModelChanged
+from jaxretr.runtime.errors import UnavailableError, UserError
 from jaxretr.serve.problems import Invalid, Unavailable
 
 # Writers wait for the disk, where a group of writes shares a commit.

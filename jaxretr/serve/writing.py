@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.served import Document, ServedIndex, StorageFull, WritableIndex, Written
 from jaxretr.serve.embedding import Embedding
 from jaxretr.serve.indexes import Indexes
-from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.problems import DiskFull, Invalid, ReadOnly
 from jaxretr.serve.requests import DocumentIn
-from jaxretr.serve.served import Document, ServedIndex, StorageFull, WritableIndex, Written
 from jaxretr.serve.threads import Threads
 
 

@@ -14,9 +14,9 @@ from memory_index import MemoryIndex
 from jaxretr.clients.http import Client
 from jaxretr.clients.local import Local
 from jaxretr.clients.source import Found
-from jaxretr.errors import UsageError, UserError
+from jaxretr.indexes.served import Document
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.serve.served import Document
+from jaxretr.runtime.errors import UsageError, UserError
 
 QUESTION = "what is a glacier cave"
 

@@ -16,14 +16,14 @@ import openai
 import pytest
 from running import running
 
-from jaxretr import errors
 from jaxretr.clients.http import Client, ServiceError
 from jaxretr.clients.source import Found
-from jaxretr.errors import UserError
+from jaxretr.indexes.served import Document
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.runtime import errors
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Keys
-from jaxretr.serve.served import Document
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 

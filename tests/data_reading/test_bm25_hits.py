@@ -9,12 +9,12 @@ import pytest
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
+from jaxretr.data.run_reading import read_run, read_trec
 from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.retrieval import retrieval_metrics
-from jaxretr.evaluate.runs import read_run, read_trec
 from jaxretr.evaluate.searches import bm25_search
-from jaxretr.mine.negatives import Filters, Ranking, hard_negatives
-from jaxretr.search.bm25 import Bm25Index
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.mining.negatives import Filters, Ranking, hard_negatives
 
 TEXTS = {
     "p0": "a red stone",

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxretr.data import text_rows
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 VALUES = st.recursive(
     st.sampled_from([1, -2.5e10, 1e-7, True, None, "", "é\n日本", '\\" ,]}', "x" * 30, 2**70]),

@@ -9,7 +9,7 @@ import pytest
 
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
 from jaxretr.data.mapped_texts import OFFSETS, TEXTS, QueryStore, write_queries
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 ODD = ["plain", "", "né\u0301 日本。", "\x00\n\t\r", "😀\u200d\u2028\ufeff", "half \ud83d pair", "  spaces  ", "NaN"]
 

@@ -15,7 +15,7 @@ import tiny
 from jaxretr.data import mapped_corpus as module
 from jaxretr.data.corpus import Passage, read_corpus
 from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 
 def write(path: Path, rows: list[tuple[str, str, str]]) -> Path:
@@ -88,7 +88,7 @@ def test_no_process_holds_the_texts(tmp_path: Path) -> None:
         for row in range(20_000):
             file.write(f'{{"_id": "{row}", "text": "{row} {"words " * 830}"}}\n')
     program = (
-        "import sys; from pathlib import Path; from jaxretr.parallel import memory; from jaxretr.data.mapped_corpus import mapped_corpus\n"
+        "import sys; from pathlib import Path; from jaxretr.runtime.parallel import memory; from jaxretr.data.mapped_corpus import mapped_corpus\n"
         "before = memory.peak(); corpus = mapped_corpus(sys.argv[1], Path(sys.argv[2]))\n"
         "assert sum(map(len, corpus.texts[:100])) > 400_000 and len(corpus) == 20_000\n"
         "print(memory.peak() - before)"

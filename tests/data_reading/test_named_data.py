@@ -25,7 +25,7 @@ from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.own_data import with_data
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.text_rows import input_digest, input_facts
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 SOURCES = ("ir_datasets", "tfds", "hf")
 

@@ -13,19 +13,19 @@ from tiny import art_config, contrastive_config
 
 import jaxretr
 from jaxretr import config as configuration
-from jaxretr import experiment
 from jaxretr.config import MlmConfig, PretrainData, from_json, to_json
 from jaxretr.data.corpus import read_corpus
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.own_data import with_data
 from jaxretr.data.training_set import load_training_set
-from jaxretr.errors import UsageError, UserError
-from jaxretr.recipes.art import ArtRun
-from jaxretr.recipes.art_texts import read_art_texts
-from jaxretr.recipes.contrastive import ContrastiveRun
-from jaxretr.recipes.corpus_sizes import corpus_size
-from jaxretr.recipes.run_examples import read_run_examples
-from jaxretr.recipes.text_pretraining import TextData
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.training import experiment
+from jaxretr.training.runs.art import ArtRun
+from jaxretr.training.runs.art_texts import read_art_texts
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_sizes import corpus_size
+from jaxretr.training.runs.run_examples import read_run_examples
+from jaxretr.training.runs.text_pretraining import TextData
 
 MLM = MlmConfig(name="mlm", data=PretrainData(corpora=("none",)))
 QUESTIONS = 30

@@ -23,7 +23,7 @@ from jaxretr.data.readers import (
     read_qrels,
     read_questions,
 )
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
 

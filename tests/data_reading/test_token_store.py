@@ -29,7 +29,7 @@ from jaxretr.data.tokens import (
     tokenizer_fingerprint,
     vocabulary_size,
 )
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
 
@@ -476,7 +476,7 @@ import resource, sys
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from pathlib import Path
 from test_token_store import Words, build
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 # As a disk that is full after so many bytes: the chunks fit, the store that is put together of them does not.
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
@@ -500,7 +500,7 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_nothing_half_written(tmp_pat
 
 
 def test_progress_is_said_in_the_log_where_there_is_no_terminal(tmp_path, caplog, monkeypatch):
-    from jaxretr import progress
+    from jaxretr.runtime import progress
 
     clock = iter(range(0, 1000, 5))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))

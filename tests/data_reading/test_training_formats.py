@@ -13,7 +13,7 @@ from jaxretr.data.formats.kinds import FORMATS, file_kind
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 DATA = Path(__file__).parents[1] / "data"
 WIKI = DATA / "wiki_qa"

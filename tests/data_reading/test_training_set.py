@@ -14,7 +14,7 @@ from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.duplicate_groups import duplicate_groups, rows_of_texts
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_set import Ragged, load_training_set
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
 FORMATS = Path(__file__).parents[1] / "data" / "formats"

@@ -10,7 +10,7 @@ from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_beir, read_corpus
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 DATA = Path(__file__).parents[1] / "data"
 CORPUS = read_corpus(DATA / "wiki_qa")

@@ -29,7 +29,7 @@ from jaxretr.data.typos.keyboards import KEYBOARDS, neighbours
 from jaxretr.data.typos.misspellings import read_misspellings
 from jaxretr.data.typos.stop_words import STOP_WORDS
 from jaxretr.data.typos.words import Word, form, in_case_of
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 QUESTIONS = [question.text for question in read_questions(QUICKSTART)]
 PINNED = [

@@ -24,11 +24,11 @@ from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.pairs import read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.data.run_reading import Hits, read_run
+from jaxretr.data.runs import SearchRun
 from jaxretr.data.typos import Typo
 from jaxretr.data.typos.writing import write_draw
-from jaxretr.errors import UserError
-from jaxretr.evaluate.runs import Hits, read_run
-from jaxretr.search.runs import SearchRun
+from jaxretr.runtime.errors import UserError
 
 HOSTILE = (
     *(

@@ -9,8 +9,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.answers import AnswerMatcher, accuracy, first_hits, has_answer
+from jaxretr.runtime.errors import UsageError, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the answer")
 

@@ -16,13 +16,13 @@ from jaxretr import cli
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
+from jaxretr.data.run_reading import write_trec
+from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import run_of
-from jaxretr.evaluate.runs import write_trec
 from jaxretr.evaluate.searches import bm25_search
+from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.search.bm25 import Bm25Index
-from jaxretr.stores.embedding_store import EmbeddingStore
 
 NAMES = "ndcg@10,mrr@10"
 QUESTIONS, QRELS = tiny.DATA / "queries.jsonl", tiny.DATA / "qrels/train.tsv"

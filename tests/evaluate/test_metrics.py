@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import significance
 from jaxretr.evaluate.metrics import evaluate
+from jaxretr.runtime.errors import UsageError, UserError
 
 QRELS = {"q1": {"a": 2, "b": 1, "c": 0, "d": 3}, "q2": {"a": 1}}
 RUN = {"q1": {"x": 9.0, "b": 8.0, "c": 7.0, "a": 6.0}, "q2": {"b": 2.0, "a": 1.0}}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import ir_measures, pytrec_eval
 
-from jaxretr.errors import UsageError
 from jaxretr.evaluate import significance
 from jaxretr.evaluate.metrics import evaluate, lower_is_better
+from jaxretr.runtime.errors import UsageError
 
 # Letters and signs of one to four bytes in UTF-8, so that the order of ids is that of bytes and not of UTF-16.
 PASSAGES = [f"d{number}" for number in range(12)] + ["é", "日本", "\U0001d4b3", "\ufffd", "Z", "z", "a\u00a0b"]

@@ -13,12 +13,12 @@ from peers import datasets, mteb
 import jaxretr
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
 from jaxretr.data.readers import BeirSet, Corpus, read_beir
-from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.mteb_adapter import MtebModel
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.runtime.errors import UsageError, UserError
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import first_with_text, joined_by_text, own_ids, own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
+from jaxretr.data.run_reading import read_run, write_trec
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.runs import read_run, write_trec
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.evaluate.weight_tuning import Dev
-from jaxretr.recipes.contrastive import ContrastiveRun
-from jaxretr.recipes.reranking import RerankingSet
-from jaxretr.recipes.whole_corpus import Judged
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.reranking import RerankingSet
+from jaxretr.training.runs.whole_corpus import Judged
 
 # Questions a1 and a2 are passages themselves; a3 is one that is judged relevant, and 7 is numbered as another passage.
 PASSAGES = {

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
-from jaxretr.errors import UserError
+from jaxretr.data.run_reading import Hits, read_trec, strictly_decreasing, write_dpr_json, write_jsonl, write_trec
 from jaxretr.evaluate.metrics import evaluate
-from jaxretr.evaluate.runs import (
-    Hits,
-    read_trec,
-    strictly_decreasing,
-    write_dpr_json,
-    write_jsonl,
-    write_trec,
-)
-from jaxretr.storage.files import atomic_write
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import atomic_write
 
 CORPUS = Corpus(
     ["p1", "p2", "p3"],

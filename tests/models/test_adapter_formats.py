@@ -21,13 +21,13 @@ from safetensors.numpy import load_file, save_file
 from tiny import BERT, lively
 
 from jaxretr.config import AdapterShape
-from jaxretr.errors import UserError
-from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.adapter_layers import init_adapter
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
-from jaxretr.models.formats import encoder_params
-from jaxretr.models.formats.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
-from jaxretr.models.layers import Params
+from jaxretr.models.hub import encoder_params
+from jaxretr.models.hub.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
+from jaxretr.runtime.errors import UserError
 
 THEIRS = Path(__file__).parents[1] / "data/adapter_transformers"
 ALL = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")

@@ -16,14 +16,14 @@ from flax import nnx
 from tiny import lively
 
 from jaxretr.config import AdapterShape
-from jaxretr.errors import UserError
-from jaxretr.models.adapter_layers import abstract_adapter, count, init_adapter, merge_lora
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.adapter_layers import abstract_adapter, count, init_adapter, merge_lora
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layer_stacks import unstack
+from jaxretr.models.backbones.layers import define
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
-from jaxretr.models.layer_stacks import unstack
-from jaxretr.models.layers import define
+from jaxretr.runtime.errors import UserError
 
 SEED = 5
 TARGETS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")

@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 from tiny import BERT, T5
 
-from jaxretr.errors import UsageError
-from jaxretr.models.attention_kernels import ATTENTION_VARIABLE
-from jaxretr.models.dropout import Dropout
+from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE
+from jaxretr.models.backbones.dropout import Dropout
+from jaxretr.models.backbones.layers import attend, define, key_bias
+from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
-from jaxretr.models.layers import attend, define, key_bias
-from jaxretr.models.t5 import T5Model
+from jaxretr.runtime.errors import UsageError
 
 TOKENS, LENGTHS = jax.ShapeDtypeStruct((4, 16), jnp.int32), jax.ShapeDtypeStruct((4,), jnp.int32)
 
@@ -73,7 +73,7 @@ def test_dropout_and_the_default_do_without(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_cudnn_is_asked_for_is_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call in XLA's form gives the same numbers: scale, bias, and hidden keys."""
-    from jaxretr.models import attention_kernels
+    from jaxretr.models.backbones import attention_kernels
 
     calls = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, **k: calls(*a, **{**k, "implementation": "xla"}))

@@ -17,11 +17,11 @@ from jaxretr import DualEncoder, export, verify
 from jaxretr.config import AdapterShape
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
-from jaxretr.errors import UserError
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.formats.encoder_params import read_checkpoint
-from jaxretr.models.formats.model_shapes import encoder_shape
+from jaxretr.models.backbones.adapter_layers import init_adapter
+from jaxretr.models.hub.encoder_params import read_checkpoint
+from jaxretr.models.hub.model_shapes import encoder_shape
+from jaxretr.runtime.errors import UserError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

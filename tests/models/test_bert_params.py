@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxretr.errors import UserError
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.formats.bert_params import export_bert, read_dpr_cp
-from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.formats.encoder_params import import_checkpoint, read, read_checkpoint
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
-from jaxretr.models.layers import define
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.hub.bert_params import export_bert, read_dpr_cp
+from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.hub.encoder_params import import_checkpoint, read, read_checkpoint
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.runtime.errors import UserError
 
 SEED = 3
 CONFIG = BertConfig(

@@ -15,15 +15,15 @@ import pytest
 from flax import nnx
 from peers import torch, transformers
 
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import COUNTED_FROM_PADDING, BertConfig
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import COUNTED_FROM_PADDING, BertConfig
+from jaxretr.models.backbones.layers import define
 from jaxretr.models.embed import pool
-from jaxretr.models.formats.bert_names import names_of, skipped
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.formats.encoder_params import import_checkpoint, read_checkpoint
-from jaxretr.models.formats.hf_files import TensorFiles, write_safetensors
-from jaxretr.models.layers import define
+from jaxretr.models.hub.bert_names import names_of, skipped
+from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.hub.encoder_params import import_checkpoint, read_checkpoint
+from jaxretr.models.hub.hf_files import TensorFiles, write_safetensors
 
 SEED = 11
 LENGTHS = np.array([9, 4, 1], np.int32)  # Padded rows, down to a single token.

@@ -13,13 +13,13 @@ from tiny import BERT, DATA, write_tokenizer
 import jaxretr
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.errors import UserError
-from jaxretr.export.folder import export
-from jaxretr.export.verify_model import verify
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.exports.folder import export
+from jaxretr.exports.verify_model import verify
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
-from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.runtime.errors import UserError
 
 PASSAGES = [{"title": p.title, "text": p.text} for p in read_corpus(DATA)][:7]
 QUESTIONS = [question.text for question in read_questions(DATA)][:5]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxretr.models.dropout import Dropout, folded, random_bits
+from jaxretr.models.backbones.dropout import Dropout, folded, random_bits
 
 RATE = 0.1
 KEYS = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(3), jnp.arange(4))

@@ -22,18 +22,18 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
-from jaxretr.errors import UserError
+from jaxretr.embeddings.encoding import encode
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.any_scorer import load_scorer
+from jaxretr.models.backbones.adapter_layers import init_adapter
 from jaxretr.models.batches import Shapes, make_batches
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.hf_files import write_safetensors
-from jaxretr.models.formats.model_shapes import encoder_shape
-from jaxretr.parallel import machine
-from jaxretr.stores.encoding import encode
+from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.hf_files import write_safetensors
+from jaxretr.models.hub.model_shapes import encoder_shape
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel import machine
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)
@@ -108,8 +108,8 @@ def test_pooling_reads_real_tokens_only() -> None:
     # By hand from the states, which cls pooling shows one position at a time.
     from flax import nnx
 
-    from jaxretr.models.bert import BertEncoder
-    from jaxretr.models.layers import define
+    from jaxretr.models.backbones.bert import BertEncoder
+    from jaxretr.models.backbones.layers import define
 
     graph, _ = define(lambda rngs: BertEncoder(BERT, rngs=rngs))
     states = np.asarray(jax.jit(lambda p: nnx.merge(graph, p)(tokens, lengths))(weights["bert"]))

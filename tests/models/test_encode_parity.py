@@ -17,8 +17,8 @@ from jaxretr import DualEncoder, export, verify
 from jaxretr.config import Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
-from jaxretr.errors import UserError
-from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.runtime.errors import UserError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Everything is on disk; nothing here may wait for a network.
 

@@ -11,12 +11,12 @@ import pytest
 from jax.sharding import PartitionSpec
 from test_attention_kernels import lowered
 
-from jaxretr.models import fused_attention
-from jaxretr.models.attention_kernels import ATTENTION_VARIABLE, KeyBias
-from jaxretr.models.dropout import Dropout, dropped
-from jaxretr.models.fused_attention import Form
-from jaxretr.models.layers import attend, key_bias
-from jaxretr.parallel.mesh import DATA, make_mesh
+from jaxretr.models.backbones import fused_attention
+from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE, KeyBias
+from jaxretr.models.backbones.dropout import Dropout, dropped
+from jaxretr.models.backbones.fused_attention import Form
+from jaxretr.models.backbones.layers import attend, key_bias
+from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 
 RATE = 0.25
 # bfloat16 keeps 8 bits: a rounded number is off by .002 of itself (root mean square .0017), a sum of products of two by less

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxretr.errors import UserError
-from jaxretr.models.formats import hf_files
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.models.hub import hf_files
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.runtime.errors import UserError
 
 
 def _raises(message: str) -> Any:

@@ -11,10 +11,11 @@ from scipy.special import erfc
 from tiny import BERT
 
 from jaxretr.config import AdapterShape
-from jaxretr.models import dual_encoder, encode, host_bert
+from jaxretr.models import dual_encoder, encode
+from jaxretr.models.backbones import host_bert
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.encode import Engine, HostEngine, fastest_dtype
-from jaxretr.parallel import machine
+from jaxretr.runtime.parallel import machine
 
 RNG = np.random.default_rng(3)
 

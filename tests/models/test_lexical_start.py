@@ -12,13 +12,13 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.token_store import TokenStore, document_frequencies
 from jaxretr.data.tokens import Template, load_tokenizer
-from jaxretr.errors import UsageError
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.starts import lexical_start
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.recipes.contrastive import ContrastiveRun
+from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.runs.contrastive import ContrastiveRun
 
 PIECES = ["[PAD]", "[CLS]", "[SEP]", "running", "runs", "run", "the", "zebra", "##ing", "tiger"]
 FREQUENCIES = np.array([0, 100, 100, 5, 5, 10, 99, 1, 30, 1])

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxretr.models.partition import join, partition
+from jaxretr.models.backbones.partition import join, partition
 
 NAMES = st.sampled_from(["bert", "projection", "adapter", "shared", "question", "layers", "kernel", "bias"])
 LEAVES = st.builds(object)

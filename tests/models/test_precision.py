@@ -9,13 +9,13 @@ import pytest
 from tiny import BERT, T5
 
 from jaxretr.config import MlmConfig, PretrainData
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.masked_lm import MaskedLm
+from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
-from jaxretr.models.layers import define
-from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
-from jaxretr.models.t5 import T5Model
-from jaxretr.objectives.mlm import MaskedBatch
-from jaxretr.recipes.mlm import mlm_programs
+from jaxretr.training.runs.mlm import mlm_programs
+from jaxretr.training.steps.mlm import MaskedBatch
 
 TYPE = r"tensor<(?:\d+x)*(\w+)>"
 DOT = re.compile(rf"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \({TYPE}, {TYPE}\)")

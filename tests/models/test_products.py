@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny import BERT
 
-from jaxretr.models import products
+from jaxretr.models.backbones import products
+from jaxretr.models.backbones.products import product
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
-from jaxretr.models.products import product
 
 SPECS = {"nd,de->ne": "nde", "bhld,bhmd->bhlm": "bhlmd", "bhlm,bhmd->bhld": "bhlmd", "bpd,vd->bpv": "bpvd"}
 SIZES = dict(zip("nbhplmdev", (40, 2, 3, 5, 7, 6, 32, 24, 11), strict=True))
@@ -94,7 +94,7 @@ def test_gradients_are_no_worse_than_with_cotangents_of_float32(monkeypatch: pyt
         return y if bias is None else y + bias
 
     exact, ours = gradients("float32"), gradients("bfloat16")
-    monkeypatch.setattr("jaxretr.models.layers.product", of_float32_results)
+    monkeypatch.setattr("jaxretr.models.backbones.layers.product", of_float32_results)
     before = gradients("bfloat16")
     assert 1e-4 < error(before, exact) < 0.05
     assert error(ours, exact) < 1.1 * error(before, exact), (error(ours, exact), error(before, exact))

@@ -20,14 +20,14 @@ from rotary_models import SIZES, random_model
 from safetensors.numpy import load_file, save_file
 
 from jaxretr.config import AdapterShape
-from jaxretr.errors import UserError
-from jaxretr.models.adapter_layers import abstract_adapter, merge_lora
-from jaxretr.models.backbone_config import BACKBONE, Backbone
+from jaxretr.models.backbones.adapter_layers import abstract_adapter, merge_lora
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
+from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
-from jaxretr.models.formats.adapter_formats import read_adapter_transformers, read_peft, write_peft
-from jaxretr.models.formats.encoder_params import read_checkpoint
-from jaxretr.models.formats.rotary_names import ROTARY_NAMES
-from jaxretr.models.layers import Params
+from jaxretr.models.hub.adapter_formats import read_adapter_transformers, read_peft, write_peft
+from jaxretr.models.hub.encoder_params import read_checkpoint
+from jaxretr.models.hub.rotary_names import ROTARY_NAMES
+from jaxretr.runtime.errors import UserError
 
 SEPARATE = ("query", "key", "value", "attention_out", "ffn_gate", "ffn_in", "ffn_out")
 FUSED = ("qkv", "attention_out", "ffn_in", "ffn_out")

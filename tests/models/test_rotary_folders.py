@@ -11,8 +11,8 @@ from small_encoders import MAKES, PASSAGES, make_tokenizer, write_encoder, write
 
 from jaxretr import DualEncoder, export, verify
 from jaxretr.data.tokens import frame_of, question_rows
-from jaxretr.errors import UserError
-from jaxretr.models.formats.model_shapes import encoder_shape
+from jaxretr.models.hub.model_shapes import encoder_shape
+from jaxretr.runtime.errors import UserError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -30,19 +30,19 @@ from flax.traverse_util import flatten_dict
 from peers import torch, transformers
 from rotary_models import HEADS, LLAMA3, MODELS, SIZES, random_model
 
-from jaxretr.errors import UserError
-from jaxretr.export import onnx_graph
-from jaxretr.models.backbone import make_backbone
-from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.exports import onnx_graph
+from jaxretr.models.backbones.backbone import make_backbone
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.layer_stacks import unstack
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.masked_lm import MaskedLm
+from jaxretr.models.backbones.positions import rotary_frequencies
+from jaxretr.models.backbones.rotary_config import RotaryConfig, RotaryScaling
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, read_checkpoint
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
-from jaxretr.models.formats.rotary_params import rotary_shape
-from jaxretr.models.layer_stacks import unstack
-from jaxretr.models.layers import define
-from jaxretr.models.masked_lm import MaskedLm
-from jaxretr.models.positions import rotary_frequencies
-from jaxretr.models.rotary_config import RotaryConfig, RotaryScaling
+from jaxretr.models.hub.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, read_checkpoint
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.rotary_params import rotary_shape
+from jaxretr.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module", params=MODELS)

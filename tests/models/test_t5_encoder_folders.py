@@ -18,8 +18,8 @@ from jaxretr import DualEncoder, export, verify
 from jaxretr.config import AdapterShape
 from jaxretr.data.readers import read_corpus
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.formats.model_shapes import encoder_shape
+from jaxretr.models.backbones.adapter_layers import init_adapter
+from jaxretr.models.hub.model_shapes import encoder_shape
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

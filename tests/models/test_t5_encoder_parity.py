@@ -36,18 +36,18 @@ from peers import torch, transformers
 from tiny import lively
 
 from jaxretr.config import AdapterShape
-from jaxretr.errors import UserError
-from jaxretr.models.adapter_layers import abstract_adapter, init_adapter, merge_lora
-from jaxretr.models.backbone import make_backbone
-from jaxretr.models.dropout import Dropout
-from jaxretr.models.formats.adapter_formats import read_peft, write_peft
-from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
-from jaxretr.models.formats.model_shapes import KNOWN_ENCODERS
-from jaxretr.models.layer_stacks import unstack
-from jaxretr.models.layers import define
-from jaxretr.models.t5_encoder_config import T5EncoderConfig
-from jaxretr.parallel.sharding import spec_of
+from jaxretr.models.backbones.adapter_layers import abstract_adapter, init_adapter, merge_lora
+from jaxretr.models.backbones.backbone import make_backbone
+from jaxretr.models.backbones.dropout import Dropout
+from jaxretr.models.backbones.layer_stacks import unstack
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+from jaxretr.models.hub.adapter_formats import read_peft, write_peft
+from jaxretr.models.hub.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.model_shapes import KNOWN_ENCODERS
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel.sharding import spec_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

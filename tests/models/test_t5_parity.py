@@ -12,12 +12,12 @@ import pytest
 from flax import nnx
 from peers import torch, transformers
 
-from jaxretr.errors import UserError
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
-from jaxretr.models.formats.t5_params import export_t5, import_t5, read
-from jaxretr.models.layers import define
-from jaxretr.models.positions import relative_bucket
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.backbones.layers import define
+from jaxretr.models.backbones.positions import relative_bucket
+from jaxretr.models.backbones.t5 import T5Config, T5Model
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.t5_params import export_t5, import_t5, read
+from jaxretr.runtime.errors import UserError
 
 SEED = 7
 LENGTHS = np.array([11, 5, 1], np.int32)

@@ -7,11 +7,11 @@ import pytest
 from serving import make_service
 from tiny import DATA
 
+from jaxretr.embeddings.encoding import encode
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.service import Service
-from jaxretr.stores.encoding import encode
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UnavailableError, UserError
-from jaxretr.serve.served import (
+from jaxretr.indexes.served import (
     Document,
     Findings,
     Hit,
@@ -17,6 +16,7 @@ from jaxretr.serve.served import (
     Written,
     find_unchanging,
 )
+from jaxretr.runtime.errors import UnavailableError, UserError
 
 
 class MemoryIndex:

@@ -9,8 +9,8 @@ import httpx
 from memory_index import MemoryIndex
 from tiny import DATA
 
+from jaxretr.indexes.opening import open_index
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.serve.opening import open_index
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 

@@ -17,9 +17,9 @@ from serving import caller, client_of
 from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
-from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import needed_scope
 from jaxretr.serve.requests import EmbeddingsRequest, RerankRequest, SearchRequest

@@ -12,7 +12,7 @@ from memory_index import MemoryIndex
 from serving import caller
 
 from jaxretr.cli import main
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve import keys as module
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Key, Keys, add_key

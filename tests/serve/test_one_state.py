@@ -16,19 +16,19 @@ from running import running
 from serving import SMALL
 
 from jaxretr.clients.local import Local
+from jaxretr.indexes.live import fault_points
+from jaxretr.indexes.live import index as live_index
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.reindex import Model, Reindexing, rollback
+from jaxretr.indexes.opening import open_live
+from jaxretr.indexes.served import Document
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
 from jaxretr.serve.embedding import Embedded
-from jaxretr.serve.live import fault_points
-from jaxretr.serve.live import index as live_index
-from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.live.reindex import Model, Reindexing, rollback
 from jaxretr.serve.mcp_tools import make_server
-from jaxretr.serve.opening import open_live
 from jaxretr.serve.requests import SearchRequest
 from jaxretr.serve.reranker import Reranker
-from jaxretr.serve.served import Document
 from jaxretr.serve.service import Service
 
 State = dict[str, Document]

@@ -11,14 +11,14 @@ from tiny import DATA
 from jaxretr import cli
 from jaxretr.config import EngineName
 from jaxretr.data.readers import read_corpus
-from jaxretr.errors import UsageError, UserError
+from jaxretr.indexes.certified.index import ScannIndex
+from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.opening import named, open_index
+from jaxretr.indexes.served import Document, Hit, SearchOptions, ServedIndex, WritableIndex
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.search.exact import ExactIndex
-from jaxretr.search.scann.index import ScannIndex
-from jaxretr.serve.live.index import LiveIndex
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.loading import Parts
-from jaxretr.serve.opening import named, open_index
-from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex, WritableIndex
 
 
 @pytest.fixture(autouse=True)

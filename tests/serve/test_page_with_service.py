@@ -13,10 +13,10 @@ from browser import chromium, new_page
 from running import running
 from tiny import DATA
 
+from jaxretr.indexes.opening import open_index, open_live
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Key, Keys
-from jaxretr.serve.opening import open_index, open_live
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 

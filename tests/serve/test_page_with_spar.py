@@ -12,15 +12,15 @@ from serving import SMALL
 from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.certified.process import scann_problem
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.settings import LiveSettings
+from jaxretr.indexes.served import Document
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.search.scann.process import scann_problem
 from jaxretr.serve.app import create_app
-from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.live.settings import LiveSettings
-from jaxretr.serve.served import Document
 from jaxretr.serve.service import Service
-from jaxretr.stores.fingerprints import model_fingerprint
 
 pytestmark = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
 

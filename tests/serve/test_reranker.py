@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxretr.indexes.served import Document
 from jaxretr.models import question_scorer
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.serve.reranker import Reranker
-from jaxretr.serve.served import Document
 from jaxretr.serve.settings import Settings
 
 # In batches of 8 and 32, with short and long passages and questions, and one passage twice.

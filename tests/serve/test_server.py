@@ -145,7 +145,7 @@ _ENDLESS = """
 import sys
 import numpy as np, jax
 from jaxretr.cli import main
-from jaxretr.serve.live import snapshots
+from jaxretr.indexes.live import snapshots
 
 def write(*_):
     print('{"message": "building"}', file=sys.stderr, flush=True)
@@ -192,7 +192,7 @@ def test_a_signal_before_it_listens_ends_it(number: signal.Signals) -> None:
     # During an import, inside a callback: what it raises there is lost.
     program = f"""
 import signal, sys, weakref
-from jaxretr import errors
+from jaxretr.runtime import errors
 from jaxretr.cli import main
 class Here: pass
 def signalled(*_):
@@ -235,7 +235,7 @@ def test_several_workers_by_the_environment_or_by_an_import_are_refused(
     monkeypatch.setenv("WEB_CONCURRENCY", "2")
     assert main(["serve", model]) == 2
     assert "WEB_CONCURRENCY=2: only one process can serve" in capsys.readouterr().err
-    from jaxretr.errors import UsageError
+    from jaxretr.runtime.errors import UsageError
     from jaxretr.serve import app
 
     with pytest.raises(UsageError, match="jaxretr serve"):

@@ -13,14 +13,14 @@ from serving import SMALL, caller, client_of
 from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
+from jaxretr.embeddings.encoding import encode
+from jaxretr.indexes.opening import open_index, open_live
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
-from jaxretr.serve.opening import open_index, open_live
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import SearchRequest
 from jaxretr.serve.service import Service
-from jaxretr.stores.encoding import encode
 
 
 @pytest.fixture(scope="module")

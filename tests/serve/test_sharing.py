@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from memory_index import MemoryIndex
 
-from jaxretr.errors import UserError
-from jaxretr.serve.served import Findings, Hit, SearchOptions, Standing
+from jaxretr.indexes.served import Findings, Hit, SearchOptions, Standing
+from jaxretr.runtime.errors import UserError
 from jaxretr.serve.sharing import Kind, SharedSearches
 
 INDEX = MemoryIndex("notes", 2)

@@ -22,7 +22,7 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
-from jaxretr.notes import note
+from jaxretr.runtime.notes import note
 
 _log = logging.getLogger(__name__)
 

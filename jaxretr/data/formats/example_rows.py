@@ -12,7 +12,7 @@ from typing import Any
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 _log = logging.getLogger(__name__)
 

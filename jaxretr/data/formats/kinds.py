@@ -18,7 +18,7 @@ from jaxretr.data.text_rows import (
     json_lines,
     numbered_lines,
 )
-from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 KINDS = {
     "dpr": "DPR training set (a JSON array with positive_ctxs)",

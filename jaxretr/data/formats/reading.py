@@ -6,14 +6,7 @@ from typing import Any
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.columns import read_columns, read_flag, read_triples
-from jaxretr.data.formats.examples import (
-    Candidate,
-    Example,
-    Row,
-    answers_field,
-    finite_score,
-    objects_field,
-)
+from jaxretr.data.formats.examples import Candidate, Example, Row, answers_field, finite_score, objects_field
 from jaxretr.data.formats.kinds import NEED_QUERIES, training_format
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import QUERIES
@@ -32,7 +25,7 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
-from jaxretr.errors import UsageError
+from jaxretr.runtime.errors import UsageError
 
 Questions = dict[str, Question] | None
 """The questions by id; None: not given, and every text is empty."""

@@ -10,8 +10,8 @@ from jaxretr.data.csv_tables import TABLES, csv_line
 from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.text_rows import bare_suffix
-from jaxretr.errors import UsageError, UserError
-from jaxretr.storage.files import atomic_write
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.storage.files import atomic_write
 
 SCORED_FORMATS = ("dpr", "dpr-scale", "tevatron", "tevatron2", "sentence-transformers", "distillation", "flag")
 """Formats with a score for every passage."""

@@ -2,8 +2,8 @@
 
 import os
 
-from jaxretr.errors import UserError
-from jaxretr.storage.files import sha256
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import sha256
 
 _checked: set[tuple[str, int, int, str]] = set()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxretr.data.named.checksums import check_sha256
 from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table, of_configs, shortened
-from jaxretr.errors import UserError, import_extra
+from jaxretr.runtime.errors import UserError, import_extra
 
 PREFIX = "hf:"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table, shortened
-from jaxretr.errors import UserError, did_you_mean, import_extra
+from jaxretr.runtime.errors import UserError, did_you_mean, import_extra
 
 PREFIX = "ir_datasets:"
 DOCPAIRS = "docpairs"

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxretr.data.named import hub, ir_collections, tfds_collections
 from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table
-from jaxretr.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 _OPEN = {
     "ir_datasets": ir_collections.open_collection,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxretr.errors import UserError, did_you_mean
+from jaxretr.runtime.errors import UserError, did_you_mean
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxretr.data.named.checksums import check_sha256
 from jaxretr.data.named.tables import Collection, Row, Table, of_configs, shortened
-from jaxretr.errors import UserError, did_you_mean, import_extra
+from jaxretr.runtime.errors import UserError, did_you_mean, import_extra
 
 PREFIX = "tfds:"
 

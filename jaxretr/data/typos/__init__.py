@@ -34,7 +34,7 @@ from jaxretr.data.typos.draws import Draws, output
 from jaxretr.data.typos.keyboards import neighbours
 from jaxretr.data.typos.misspellings import read_misspellings
 from jaxretr.data.typos.words import Sources, Words
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean
 
 PROFILES: tuple[TypoProfile, ...] = get_args(TypoProfile)
 _NOT_SPACE = re.compile(r"\S+")

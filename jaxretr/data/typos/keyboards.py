@@ -6,7 +6,7 @@ from math import hypot
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean
 
 
 class _Row(NamedTuple):

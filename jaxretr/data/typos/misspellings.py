@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxretr.assets import MISSPELLINGS
 from jaxretr.data.text_rows import RowError, check_utf8, find_input, first_character, numbered_lines
-from jaxretr.errors import UserError
+from jaxretr.runtime.errors import UserError
 
 
 def read_misspellings(path: str | Path | None = None) -> Mapping[str, tuple[str, ...]]:

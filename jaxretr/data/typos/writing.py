@@ -11,9 +11,9 @@ from typing import Any
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.data.typos import Typo, generators
-from jaxretr.errors import UserError
-from jaxretr.progress import Progress
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.storage.files import atomic_write, sha256
 
 SUMMARY = "typos.json"
 _ANOTHER_PLACE = "choose another --out, or remove them"

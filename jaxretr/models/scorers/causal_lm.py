@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxretr.models.backbone import make_backbone, token_states
-from jaxretr.models.backbone_config import BACKBONE
-from jaxretr.models.layers import Params, chosen_log_probs, define, matmuls_in
-from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.backbones.backbone import make_backbone, token_states
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.layers import Params, chosen_log_probs, define, matmuls_in
+from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.scorers.t5_scorer import mean_log_prob
 
 LM_HEAD = "lm_head"

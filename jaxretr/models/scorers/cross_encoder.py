@@ -10,19 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxretr.models.backbone import make_backbone, token_states
-from jaxretr.models.backbone_config import BACKBONE
-from jaxretr.models.dropout import Dropout, folded
+from jaxretr.models.backbones.backbone import make_backbone, token_states
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.dropout import Dropout, folded
+from jaxretr.models.backbones.layers import ACTIVATIONS, Params, define, initialise, layer_norm, linear, matmuls_in
 from jaxretr.models.embed import pool
-from jaxretr.models.layers import (
-    ACTIVATIONS,
-    Params,
-    define,
-    initialise,
-    layer_norm,
-    linear,
-    matmuls_in,
-)
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
 HEAD = "head"
@@ -88,7 +80,7 @@ def relevance(
         types.
       dtype: type of the encoder's matmul operands.
       keys: one PRNG key per row [n], which switches dropout on.
-      keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
+      keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
 
     Returns:
       float32 [n], logits.

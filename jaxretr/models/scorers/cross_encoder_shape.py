@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxretr.config import Pooling
-from jaxretr.models.backbone_config import Backbone
+from jaxretr.models.backbones.backbone_config import Backbone
 
 
 @dataclass(frozen=True)

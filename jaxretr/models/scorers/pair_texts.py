@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxretr.errors import UserError
 from jaxretr.models.scorers.pair_frame import PairFrame, frame_of_pairs
+from jaxretr.runtime.errors import UserError
 
 # The template for rerankers that answer with yes or no and whose folder has no chat template for pairs:
 # Qwen3-Reranker's, published with its weights (https://arxiv.org/abs/2506.05176, section 2).

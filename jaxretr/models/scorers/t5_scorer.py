@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.models.layers import Params, define, matmuls_in
+from jaxretr.models.backbones.layers import Params, define, matmuls_in
+from jaxretr.models.backbones.t5 import PassagesRead, T5Config, T5Model
 from jaxretr.models.scorers.splicing import splice
-from jaxretr.models.t5 import PassagesRead, T5Config, T5Model
 
 PREFIX = "Passage: "
 SUFFIX = " . Please write a question based on this passage."

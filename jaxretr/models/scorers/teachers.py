@@ -5,13 +5,13 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxretr.models.layers import Params, define
+from jaxretr.models.backbones.layers import Params, define
+from jaxretr.models.backbones.t5 import PassagesRead, T5Config, T5Model
 from jaxretr.models.scorers import causal_lm, cross_encoder, t5_scorer
 from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.t5 import PassagesRead, T5Config, T5Model
 
 
 class Teacher(Protocol):

@@ -11,9 +11,9 @@ from pair_models import KINDS, PAIRS, make_model
 
 import jaxretr
 from jaxretr.data.tokens import bare_question
-from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.runtime.errors import UserError
 
 torch = pytest.importorskip("torch", reason="the reference needs torch: see requirements-torch.txt")
 

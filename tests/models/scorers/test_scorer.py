@@ -15,12 +15,12 @@ from tiny import DATA, T5, lively
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer_target
-from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import initialise
+from jaxretr.models.backbones.layers import initialise
+from jaxretr.models.backbones.t5 import T5Model
+from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.question_scorer import QuestionScorer, rectangle
 from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, score_pairs
-from jaxretr.models.t5 import T5Model
 
 MAX_LENGTH, MAX_QUESTION_LENGTH = 64, 24
 PASSAGES = [

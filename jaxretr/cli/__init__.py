@@ -1,0 +1,257 @@
+"""The command line: its words, its errors, and the setup of the process.
+
+jaxretr/cli/ has the commands themselves. Nothing here imports JAX or numpy, so that --help answers at once.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from jaxretr.cli.parsing import Commands, Parser
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.version import __version__
+
+# The modules with the options of the commands, in the order in which help lists them; actions follow their command.
+_OPTIONS = (
+    "quickstart",
+    "train",
+    "configs",
+    "encode",
+    "search",
+    "serve",
+    "evaluate",
+    "report",
+    "bm25",
+    "mine",
+    "mine_lexical",
+    "mine_scores",
+    "score",
+    "combine",
+    "tune",
+    "fuse",
+    "assemble",
+    "adapt",
+    "typos",
+    "export",
+    "update",
+    "reindex",
+    "verify",
+    "data",
+    "analyse",
+    "debug_replay",
+)
+# Commands that have actions, and that also do something without one.
+_WITHOUT_ACTION = ("mine", "serve")
+# Commands where the next word may be an action or an argument.
+_TAKES_A_WORD = ("serve",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+      argv: the words after `jaxretr`; those of the process by default.
+
+    Returns:
+      The exit code: 0 done, 1 failed, 2 wrong use, 75 not finished (the same command resumes it), 130 interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    _open_closed_streams()
+    try:
+        args = parse(words)
+        from jaxretr.cli import process
+
+        process.apply(args)
+        process.set_up()
+        importlib.import_module(f"jaxretr.cli.{args.module}").run(args)
+        sys.stdout.flush()  # Flushed here, where a closed pipe is handled.
+        return 0
+    except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return _report("interrupted", 130, debug)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has closed the pipe. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UserError as error:
+        return _report(f"error: {error}", error.exit_code, debug)
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        reason = error.strerror or str(error) or type(error).__name__
+        remedy = "check the path, its rights and the free space there"
+        return _report(f"error: {where}{reason}; {remedy}", 1, debug)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        if os.strerror(errno.ENOSPC) in what:  # Libraries for tensors and tokenizers report a full disk like this.
+            return _report(f"error: the disk is full ({what}); free some space and run it again", 1, debug)
+        return _report(f"error: {what}; run again with --debug for the traceback", 1, debug)
+
+
+def _report(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):  # Nobody may read stderr; the exit code still says what happened.
+        print("jaxretr:", " ".join(message.split()), file=sys.stderr, flush=True)
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
+
+    In this order each takes its own number, which the next opened file would otherwise get, together with everything a
+    library prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+# ---- parsing ---------------------------------------------------------------------------------------------------------
+
+
+def build_parser() -> tuple[Parser, Commands]:
+    """Return the parser of the options before a command, and each command's parser."""
+    commands = Commands()
+    for module in _OPTIONS:
+        importlib.import_module(f"jaxretr.cli.{module}").add_commands(commands)
+    for name in commands:
+        if actions := [f"{name} {action}" for action in commands.actions(name)]:
+            listed = commands.listed(actions, last_word=True)
+            commands[name].epilog = f"actions:\n{listed}\n\n{commands[name].epilog}"
+    first = Parser(
+        prog="jaxretr",
+        usage="jaxretr COMMAND [options]",
+        description="Train, evaluate and serve dense passage retrievers in JAX.",
+        epilog=f"commands:\n{commands.listed(name for name in commands if ' ' not in name)}\n\n"
+        "First steps: jaxretr quickstart. Help on a command: jaxretr COMMAND --help.",
+    )
+    first.add_argument("--version", action="version", version=f"jaxretr {__version__}")
+    return first, commands
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the words after `jaxretr`.
+
+    Returns:
+      The arguments, with `command` and, for train, the overrides of the configuration in `overrides`.
+
+    Raises:
+      UsageError: a word is misspelt, missing or superfluous.
+      SystemExit: --help or --version was asked for and printed.
+    """
+    first, commands = build_parser()
+    if not words:
+        raise UsageError("no command; see: jaxretr --help")
+    if words[0].startswith("-"):
+        if words[0] not in first.options:
+            hint = did_you_mean(words[0], set(first.options) - {"-h", "--help"})
+            raise UsageError(f"{words[0]}: no such option{hint or '; see: jaxretr --help'}")
+        first.parse_args(words)
+        raise UsageError("no command; see: jaxretr --help")
+    name = _named(words, commands)
+    parser, rest = commands[name], words[len(name.split()) :]
+    # Before argparse, which would report the option that is missing, not the one that is misspelt.
+    _check_options(name, parser, rest)
+    if name == "train":
+        return _parse_train(parser, rest)
+    if commands.actions(name) and name not in _WITHOUT_ACTION and not {"-h", "--help"} & set(rest):
+        raise UsageError(f"the following arguments are required: ACTION; see: jaxretr {name} --help")
+    args, superfluous = parser.parse_known_args(rest)
+    if superfluous:
+        raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr {name} --help")
+    return args
+
+
+def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    from jaxretr.cli.train import check
+
+    wants_help = not {"-h", "--help"}.isdisjoint(words)
+    options, overrides = _without_settings(parser, [word for word in words if word not in ("-h", "--help")])
+    try:
+        args, superfluous = parser.parse_known_args(options)
+        if superfluous:
+            raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr train --help")
+    except UsageError as error:
+        if wants_help:  # Without a config the words ask for the command's own help.
+            parser.parse_args(["--help"])
+        if overrides and "CONFIG" in str(error):
+            raise UsageError(
+                "CONFIG is missing; it comes before the settings: jaxretr train CONFIG --section.key ..."
+            ) from None
+        raise
+    args.overrides, args.command_help = overrides, parser.format_help() if wants_help else None
+    if not wants_help:
+        check(args)
+    return args
+
+
+def _without_settings(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words into those of the command's own options and CONFIG, and those of the config's settings.
+
+    A setting has all words up to the next option: only the config tells whether it takes none, one or several.
+    """
+    options: list[str] = []
+    settings: list[str] = []
+    found = options
+    for word in words:
+        if word.startswith("--") and word != "--":
+            found = options if word.split("=", 1)[0] in parser.options else settings
+        found.append(word)
+    return options, settings
+
+
+def _named(words: Sequence[str], commands: Commands) -> str:
+    """Return the command's name, of two words where it has actions."""
+    if words[0] not in commands:
+        there = [name for name in commands if " " not in name]
+        hint = did_you_mean(words[0], there) or f" (there are {', '.join(there)})"
+        raise UsageError(f"{words[0]}: no such command{hint}")
+    actions = commands.actions(words[0])
+    if len(words) < 2 or not actions or words[1].startswith("-"):
+        return words[0]
+    if words[1] not in actions and words[0] in _TAKES_A_WORD:
+        return words[0]
+    if words[1] not in actions:
+        hint = did_you_mean(words[1], actions) or f" (there are {', '.join(actions)})"
+        raise UsageError(f"{words[1]}: no such action of {words[0]}{hint}")
+    return f"{words[0]} {words[1]}"
+
+
+def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
+    # Without --help, which a message without a suggestion names in any case.
+    known = [name for name in parser.options if name.startswith("--") and name != "--help"]
+    sections: list[str] = []
+    if command == "train":
+        from jaxretr.config import KINDS, all_settings, nearest_setting
+
+        sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
+    given: dict[str, str] = {}
+    for word in words:
+        if word == "--":
+            break
+        name = word.split("=", 1)[0] if word.startswith("--") else word[:2]
+        if name in parser.options:
+            setting = parser.taken_once(name)
+            if setting in given:
+                as_well = f" (as {given[setting]} too)" if given[setting] != name else ""
+                raise UsageError(f"{name}: given twice{as_well}, and {command} takes one; leave one of them out")
+            if setting is not None:
+                given[setting] = name
+            continue
+        # train's settings, --section.key, are checked once the config has been read.
+        setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
+        if word.startswith("--") and not (command == "train" and setting):
+            if command == "train":
+                hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
+            else:
+                hint = did_you_mean(name, known)
+            raise UsageError(f"{name}: no such option of {command}{hint or f'; see: jaxretr {command} --help'}")

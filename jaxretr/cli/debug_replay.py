@@ -1,0 +1,26 @@
+"""`jaxretr debug replay`: repeats a training step that went wrong, from the checkpoint before it."""
+
+import argparse
+
+from jaxretr.cli.parsing import Commands, add_processes, at_least_one
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `debug` and `debug replay`."""
+    commands.command("debug", "Investigate a training run that failed.", "jaxretr debug replay runs/dpr")
+    parser = commands.command(
+        "debug replay",
+        "Repeat a step from the checkpoint before it; by default the last step that failed, because its loss was NaN\n"
+        "or infinite or had jumped. Prints every step's metrics, and which parameters were not finite before and after.",
+        "jaxretr debug replay runs/dpr --step 1200",
+    )
+    parser.add_argument("workdir", metavar="WORKDIR", help="of the training run")
+    parser.add_argument("--step", type=at_least_one, metavar="N", help="the step, counted from 1")
+    add_processes(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the steps again, and print each step's report."""
+    from jaxretr.training.replay import replay
+
+    print(replay(args.workdir, args.step).table())

@@ -1,0 +1,101 @@
+"""`jaxretr search`: exact search over an embedding store or a saved exact index, or approximate search."""
+
+import argparse
+from pathlib import Path
+
+from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run
+from jaxretr.runtime.errors import UsageError
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.command(
+        "search",
+        "Exact search of an embedding store or a saved exact index; approximate search of a certified one. With\n"
+        "several processes, each searches its share of the store.",
+        "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --rerank reranker",
+    )
+    add_model(parser)
+    add = parser.add_argument
+    add(
+        "--index",
+        metavar="DIR",
+        required=True,
+        help="an embedding store (encode), an exact index (ExactIndex.save), or a certified one (export --to scann)",
+    )
+    add(
+        "--corpus",
+        metavar="FILE",
+        help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where",
+    )
+    add = parser.add_argument_group("filters", "a passage must pass every filter").add_argument
+    add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
+    add("--deny", metavar="FILE", help="ids of passages to exclude, one per line")
+    add(
+        "--where",
+        metavar="FIELD=VALUE",
+        action="append",
+        type=_equality,
+        default=[],
+        help='a field of the index\'s metadata, or of the rows of --corpus or their "metadata" object, and its '
+        "required value, as text; repeat with the same field to accept several values",
+    )
+    add_run(parser)
+    add_rerank(parser)
+    add_processes(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Search and write the run; with several processes, the first one writes it."""
+    import jax
+
+    from jaxretr.cli import reranking
+    from jaxretr.cli.model import load_model
+    from jaxretr.cli.outputs import say_written
+    from jaxretr.cli.process import typed
+    from jaxretr.data.readers import read_corpus, read_questions
+    from jaxretr.indexes.searching import search
+    from jaxretr.runtime.parallel.hosts import agree, program_facts, stops_when_asked, together
+    from jaxretr.runtime.storage.files import check_output
+
+    with together(), stops_when_asked():
+        agree("the beginning", {**program_facts(), "command line": typed(args)})
+        trec = args.format == "trec"
+        if not trec and args.corpus is None:
+            raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
+        if args.rerank is not None and args.corpus is None:
+            raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
+        again = reranking.options(args)
+        check_output(args.out)
+        # Find every error of the input before the model is loaded.
+        questions = read_questions(args.queries, trec_ids=trec)
+        corpus = None if trec and not again else read_corpus(args.corpus)
+        where: dict[str, list[str]] = {}
+        for field, value in args.where:
+            where.setdefault(field, []).append(value)
+        found = search(
+            lambda: load_model(args),
+            args.index,
+            queries=questions,
+            k=args.k,
+            allow=Path(args.allow) if args.allow else None,
+            deny=Path(args.deny) if args.deny else None,
+            where=where,
+            corpus=args.corpus,
+            batch_size=args.batch_size,
+            trec_ids=trec,
+            passages=corpus,
+            **again,
+        )
+        if not jax.process_index():
+            found.save(args.out, format=args.format, corpus=corpus)
+            say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")
+
+
+def _equality(text: str) -> tuple[str, str]:
+    field, equals, value = text.partition("=")
+    if not equals or not field:
+        raise argparse.ArgumentTypeError(f"'{text}' is not FIELD=VALUE; give, for example, language=en")
+    return field, value

@@ -1,1 +1,0 @@
-"""The work of each command, one module per command, with `run(args)`; cli.py parses the command line."""

@@ -1,0 +1,274 @@
+"""`jaxretr.build_data`: a corpus, a BEIR folder or a training set as a TFDS data set, which any program can read.
+
+Each part is a config of the data set, NAME/CONFIG/VERSION: corpus (_id, title, text), queries (_id, text, answers), qrels
+(query-id, corpus-id, score; one split each) and examples (dpr-scale's rows). Rows keep their order.
+"""
+
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.corpus import iter_passages, read_corpus
+from jaxretr.data.formats.example_rows import ExampleRows
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.kinds import KINDS, file_kind
+from jaxretr.data.formats.reading import examples_file, read_examples
+from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data.named.tables import CORPUS, EXAMPLES, QRELS, QUERIES
+from jaxretr.data.questions import read_questions
+from jaxretr.data.readers import beir_splits, qrels_path, read_qrels
+from jaxretr.data.tfds_records import Card, Value, write_config
+from jaxretr.runtime.errors import UsageError, UserError, import_extra
+from jaxretr.runtime.progress import counted
+from jaxretr.runtime.storage.paths import is_remote
+
+Path_ = str | Path
+Rows = Iterable[Mapping[str, Value]]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_LISTS = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+_DESCRIPTIONS = {
+    CORPUS: "The passages, in the order of the corpus.",
+    QUERIES: "The questions, with their answers where they are known.",
+    QRELS: "The judgements: one split for each of the data set's.",
+    EXAMPLES: "Training examples: questions with positive and negative passages. A score that is not known is NaN.",
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A data set that was written.
+
+    Attributes:
+      path: its folder, OUT/NAME, which "tfds:PATH" names.
+      version: the version of its configs.
+      rows: {config: {split: number of rows}}.
+    """
+
+    path: Path
+    version: str
+    rows: Mapping[str, Mapping[str, int]]
+
+
+def build_data(
+    path: Path_,
+    out: Path_,
+    *,
+    name: str | None = None,
+    version: str = "1.0.0",
+    description: str | None = None,
+    homepage: str = "",
+    citation: str = "",
+    licence: str = "",
+    corpus: Path_ | None = None,
+    queries: Path_ | None = None,
+    split: str | None = None,
+    skip_bad: bool = False,
+) -> Built:
+    """Write data as a TFDS data set of array_record files, without TensorFlow; needs `pip install 'jaxretr[data]'`.
+
+    Args:
+      path: a corpus, questions, judgements, a BEIR folder or a training set, also by name.
+      out: the data folder, below which NAME/CONFIG/VERSION is written.
+      name: the data set's name: lower-case letters, digits and underscores; None: that of `path`.
+      version: three numbers.
+      description, homepage, citation (BibTeX), licence: facts that the data set states about itself.
+      corpus: the passages of a training set that has their ids; its texts are written into the examples.
+      queries: the questions of the formats "triples-ids" and "distillation".
+      split: the name of the split that judgements in a file become; None: "test".
+      skip_bad: whether to skip and count bad rows.
+
+    Raises:
+      UserError: bad data (as `path:line: what; remedy`), the data set is there already, or it cannot be written.
+      UsageError: a name or version that TFDS does not take, or an argument that has no effect.
+    """
+    place, target = data_path(path), Path(out).expanduser()
+    if is_remote(out):
+        raise UsageError(f"{out}: is in a bucket; build the data set in a local folder, and copy it there")
+    kind = file_kind(place)
+    if kind == "run":
+        raise UsageError(
+            f"{place}: looks like {KINDS[kind]}, which no data set is made of; give a corpus or training set"
+        )
+    if split is not None and kind != "qrels":
+        raise UsageError(
+            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind]}: leave it out"
+        )
+    if kind in ("corpus", "questions", "qrels", "beir") and (corpus is not None or queries is not None):
+        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
+    name = _default_name(place) if name is None else name
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--name {name}: must be lower-case letters, digits and underscores, as in nq_train")
+    if not _VERSION.fullmatch(version):
+        raise UsageError(f"--version {version}: must be three numbers, as in 1.0.0")
+    import_extra("tensorflow_datasets", "data")
+    card = Card(name, version, description or f"{KINDS[kind]}: {place.name}", homepage, citation, licence)
+    configs = _configs(place, kind, corpus, queries, split or "test", skip_bad)
+    for config in configs:
+        if (there := target / name / config / version).exists():
+            raise UserError(f"{there}: is there already; choose another --version or --name, or remove it")
+    # Written beside its place; the remains of a killed call are removed.
+    for leftover in target.glob(f".{name}-{version}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = target / f".{name}-{version}.{secrets.token_hex(4)}.part"
+    written = {}
+    try:
+        for config, (features, splits) in configs.items():
+            written[config] = write_config(partial / config, card, config, _DESCRIPTIONS[config], features, splits)
+        for config in configs:
+            (target / name / config).mkdir(parents=True, exist_ok=True)
+            os.rename(partial / config, target / name / config / version)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error}); choose another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Built(target / name, version, written)
+
+
+def _default_name(place: Path) -> str:
+    text = place.body if isinstance(place, DataName) else place.absolute().name.split(".")[0]
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "data"
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+
+def _configs(
+    place: Path, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
+) -> dict[str, tuple[Any, dict[str, Rows]]]:
+    """Return {config: (features, {split: rows})}."""
+    match kind:
+        case "beir":
+            found: dict[str, tuple[Any, dict[str, Rows]]] = {
+                CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})
+            }
+            found[QUERIES] = (_query_features(), {QUERIES: _questions(place, skip_bad)})
+            judged: dict[str, Rows] = {each: _judgements(qrels_path(place, each)) for each in beir_splits(place)}
+            if judged:
+                found[QRELS] = (_qrels_features(), judged)
+            return found
+        case "corpus":
+            return {CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})}
+        case "questions":
+            return {QUERIES: (_query_features(), {QUERIES: _questions(place, skip_bad)})}
+        case "qrels":
+            return {QRELS: (_qrels_features(), {split: _judgements(place)})}
+    content = None if corpus is None else read_corpus(corpus, skip_bad=skip_bad)
+    examples = read_examples(place, format=kind, corpus=content, queries=queries, skip_bad=skip_bad)
+    rows = ExampleRows(content, str(examples_file(place)))
+    first = next(examples, None)
+    if first is None:
+        raise UserError(f"{place}: no example; give a training set with at least one row")
+    candidates = (*first.positives, *first.negatives, *first.other_negatives)
+    with_texts = content is not None or any(each.text is not None for each in candidates)
+    made = (_example(each, rows, with_texts) for each in counted(chain([first], examples), "row"))
+    return {EXAMPLES: (_example_features(with_texts), {"train": made})}
+
+
+def _passages(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+    for _, passage in counted(iter_passages(place, skip_bad=skip_bad), "passage"):
+        yield {"_id": passage.id, "title": passage.title, "text": passage.text}
+
+
+def _questions(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+    for question in read_questions(place, skip_bad=skip_bad):
+        yield {"_id": question.id, "text": question.text, "answers": list(question.answers)}
+
+
+def _judgements(place: Path) -> Iterator[Mapping[str, Value]]:
+    for query, judged in read_qrels(place).items():
+        for passage, grade in judged.items():
+            yield {"query-id": query, "corpus-id": passage, "score": grade}
+
+
+def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[str, Value]:
+    def passage(candidate: Candidate) -> dict[str, str | float]:
+        row: dict[str, str | float] = {"passage_id": candidate.id or "", "title": candidate.title}
+        if with_texts:
+            row["title"], row["text"] = rows.content(candidate, example)
+        elif candidate.text is not None:
+            raise UserError(
+                f"{rows.where(example)}: a passage has a text where those of the first row are ids alone; give the corpus "
+                "with --corpus FILE"
+            )
+        return row | {"score": math.nan if candidate.score is None else float(candidate.score)}
+
+    lists = (example.positives, example.negatives, example.other_negatives)
+    row: dict[str, Any] = {"id": example.id, "question": example.question, "answers": list(example.answers)}
+    for name, candidates in zip(_LISTS, lists, strict=True):
+        row[name] = [passage(each) for each in candidates]
+    return row
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+
+def _tfds() -> Any:
+    return import_extra("tensorflow_datasets", "data").features
+
+
+def _features(**of_names: Any) -> Any:
+    return _tfds().FeaturesDict(of_names)
+
+
+def _text(meaning: str) -> Any:
+    return _tfds().Text(doc=meaning)
+
+
+def _number(meaning: str) -> Any:
+    return _tfds().Scalar(np.float32, doc=meaning)
+
+
+def _grade(meaning: str) -> Any:
+    return _tfds().Scalar(np.int64, doc=meaning)
+
+
+def _list(feature: Any, meaning: str) -> Any:
+    return _tfds().Sequence(feature, doc=meaning)
+
+
+def _corpus_features() -> Any:
+    return _features(_id=_text("id of the passage"), title=_text("empty if there is none"), text=_text("its text"))
+
+
+def _query_features() -> Any:
+    answers = _list(_text("an answer"), "empty if none are known")
+    return _features(_id=_text("id of the question"), text=_text("its text"), answers=answers)
+
+
+def _qrels_features() -> Any:
+    return _features(
+        **{
+            "query-id": _text("id of the question"),
+            "corpus-id": _text("id of the passage"),
+            "score": _grade("grade; above 0: relevant"),
+        }
+    )
+
+
+def _example_features(with_texts: bool) -> Any:
+    def passages(meaning: str) -> Any:
+        passage = {"passage_id": _text("empty if there is none"), "title": _text("empty if there is none")}
+        if with_texts:
+            passage["text"] = _text("its text")
+        passage["score"] = _number("a teacher's score; NaN if there is none")
+        return _list(passage, meaning)
+
+    return _features(
+        id=_text("id of the question; rows with one id are one example"),
+        question=_text("the question"),
+        answers=_list(_text("an answer"), "empty if none are known"),
+        positive_ctxs=passages("passages that answer it"),
+        hard_negative_ctxs=passages("hard negatives"),
+        negative_ctxs=passages("other negatives"),
+    )

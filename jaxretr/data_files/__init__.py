@@ -1,1 +1,0 @@
-"""Data files of any format: converted, described and checked."""

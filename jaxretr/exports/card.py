@@ -1,0 +1,187 @@
+"""The model card: README.md of an export, filled from the model and from the run that trained it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxretr.config import KINDS, Pooling
+from jaxretr.embeddings.golden import passage_as_text, question_as_text
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.hub.encoder_params import display_name, loading_class, names_of
+from jaxretr.models.hub.export_note import ExportNote
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.training.metrics_log import read_metrics
+from jaxretr.version import __version__
+
+CARD = "README.md"
+
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+
+_EXAMPLE = {
+    "question": "who wrote The Magic Flute?",
+    "title": "The Magic Flute",
+    "text": "An opera by Wolfgang Amadeus Mozart.",
+}
+
+_OBJECTIVES = {
+    "art": "ART: from questions alone, with a frozen T5 as the teacher (https://arxiv.org/abs/2206.10658)",
+    "contrastive": "contrastive, as in DPR (https://arxiv.org/abs/2004.04906)",
+    "mlm": "masked language modelling",
+}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A training run, read from its files.
+
+    Attributes:
+      config: the content of config.json.
+      best_step: the step whose model was kept; None without a dev set, where it is the last one.
+      figures: the dev set's metrics at that step.
+      note: a note that training did not improve them, where the best step is the start; otherwise empty.
+      last: the last line of metrics.jsonl that reports a training loss, `step` included; empty if there is none.
+    """
+
+    config: dict[str, Any]
+    best_step: int | None
+    figures: dict[str, float]
+    note: str
+    last: dict[str, float]
+
+
+def write(
+    folder: Path,
+    name: str,
+    encoder: DualEncoder | CombinedEncoder,
+    note: ExportNote | None,
+    *,
+    source: str,
+    prompts: Mapping[str, str],
+    run: RunRecord | None,
+    license: str | None,
+) -> None:
+    """Write README.md.
+
+    Args:
+      folder: the export's folder.
+      name: the model's name, which is that of the final folder.
+      encoder: the exported model.
+      note: the note of the layout; None: our own layout.
+      source: the model as the user named it.
+      prompts: name -> prompt, of the model that was exported.
+      run: the run that trained the model, if it is known.
+      license: the license, in the hub's spelling; None: unknown.
+    """
+    import jinja2
+
+    values: dict[str, Any] = {
+        "library": "jaxretr" if note is None else _LIBRARIES[note.layout],
+        "config": encoder.config,
+        "combined": isinstance(encoder, CombinedEncoder),
+        "display_name": display_name,
+        "poolings": _POOLED,
+        "version": __version__,
+        "example": _EXAMPLE,
+    }
+    if note and isinstance(encoder, DualEncoder):
+        config, dpr = encoder.config, note.layout == "dpr"
+        applied = (config.query_prompt, config.passage_prompt)
+        values |= {
+            "sep": encoder.tokenizer.sep_token,
+            "padding_side": encoder.tokenizer.padding_side,
+            "prompts": {name: prompt for name, prompt in prompts.items() if prompt not in applied},
+            "question": question_as_text(encoder, _EXAMPLE["question"]),
+            "passage": passage_as_text(encoder, _EXAMPLE["title"], _EXAMPLE["text"]),
+            "question_class": "DPRQuestionEncoder" if dpr else loading_class(config.backbone),
+            "passage_class": "DPRContextEncoder" if dpr else loading_class(config.backbone),
+            "without_pooler": not dpr and names_of(config.backbone).pooler,
+        }
+    if run:
+        values["objective"] = _OBJECTIVES.get(run.config["kind"], run.config["kind"])
+        values["settings"] = json.dumps(run.config, indent=2, ensure_ascii=False)
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    with atomic_write(folder / CARD) as file:
+        file.write(
+            template.render(values, name=name, encoder=encoder, note=note, source=source, run=run, license=license)
+        )
+
+
+class _Pooled(NamedTuple):
+    """A pooling in words, and in torch."""
+
+    what: str
+    code: str
+
+
+_MASK = 'mask = inputs["attention_mask"].unsqueeze(-1)\n'
+_POOLED: Mapping[Pooling, _Pooled] = {
+    "cls": _Pooled("[CLS]", "vectors = outputs.last_hidden_state[:, 0]"),
+    "mean": _Pooled("mean of the tokens", f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)"),
+    "mean_sqrt_len_tokens": _Pooled(
+        "sum of the tokens over the square root of their number",
+        f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1).sqrt()",
+    ),
+    "weightedmean": _Pooled(
+        "mean of the tokens, weighted by their positions",
+        f"{_MASK}mask = mask * mask.cumsum(1)\nvectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)",
+    ),
+    "max": _Pooled(
+        "largest value of the tokens",
+        f"{_MASK}vectors = outputs.last_hidden_state.masked_fill(mask == 0, -1e9).max(1).values",
+    ),
+    "lasttoken": _Pooled(
+        "last token",
+        'last = inputs["attention_mask"].sum(1) - 1\n'
+        "vectors = outputs.last_hidden_state[torch.arange(len(last)), last]",
+    ),
+}
+
+
+_LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
+
+
+def read_run(model: str | Path) -> RunRecord | None:
+    """Read the run that a model comes from.
+
+    Args:
+      model: a run directory, or its model/ folder; anything else has no record.
+
+    Raises:
+      UserError: one of its files is broken.
+    """
+    folder = Path(model).expanduser().absolute()
+    if folder.name == "model" and not (folder / "model").is_dir():
+        folder = folder.parent
+    config = _json(folder / "config.json") if (folder / "model").is_dir() else None
+    if config is None or config.get("kind") not in KINDS:
+        return None
+    best = _json(folder / "best.json") or {}
+    lines = _metrics(folder)
+    last = next((line for line in reversed(lines) if "loss" in line and "examples_per_s" in line), {})
+    return RunRecord(config, best.get("step"), best.get("figures", {}), best.get("note", ""), last)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); restore the file, or export the run's model/") from error
+    return content if isinstance(content, dict) else None
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / "metrics.jsonl").exists():
+        return []
+    try:
+        return read_metrics(folder)
+    except ValueError as error:
+        raise UserError(f"{folder / 'metrics.jsonl'}: not valid JSON lines ({error}); restore or remove it") from error

@@ -1,0 +1,248 @@
+"""The parts that exported encoders (ONNX, StableHLO) share: a folder per tower, each with a tokenizer, golden vectors.
+
+A tower's folder is DIR/question or DIR/passage; of a combined model each part has one, DIR/part-0/question and so on,
+whose vectors are weighted and then concatenated or added outside. The tokenizer.json cuts and pads as the tower needs,
+so that its readers have nothing to set.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxretr.embeddings import golden
+from jaxretr.embeddings.golden import Vectors
+from jaxretr.exports.huggingface import tokenizer_for
+from jaxretr.exports.verify_model import TOLERANCE, compare
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side, tower
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.storage import manifest
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write
+
+TOKENIZER = "tokenizer.json"
+VECTORS = "golden.npy"
+
+QUESTION = "who wrote The Magic Flute?"
+PASSAGE = ("The Magic Flute", "An opera by Wolfgang Amadeus Mozart.")
+
+
+@dataclass(frozen=True)
+class Tower:
+    """One encoder of an export.
+
+    Attributes:
+      folder: its folder in the export, for instance "question" or "part-0/passage".
+      side: the side that it encodes.
+      weight: the weight of its vectors.
+      encoder: the dual encoder that it belongs to.
+    """
+
+    folder: str
+    side: Side
+    weight: float
+    encoder: DualEncoder
+
+    @property
+    def params(self) -> Params:
+        """The tower's parameters."""
+        return tower(self.encoder.params, self.side)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that the tower reads."""
+        return getattr(self.encoder.config, f"max_{self.side}_length")
+
+
+def export(
+    encoder: DualEncoder | CombinedEncoder,
+    out: str | Path,
+    kind: str,
+    *,
+    side: Literal["question", "passage", "both"],
+    source: str,
+    write: Callable[[Path, Tower], None],
+    verify: Callable[[Path], str],
+    readme: Callable[[str, dict[str, Any]], str],
+) -> str:
+    """Write the folder of an encoder, which appears when it is complete and verified.
+
+    Args:
+      encoder: the model to export.
+      out: a new or empty folder.
+      kind: the kind of export.
+      side: the towers to export.
+      source: the model as the user named it.
+      write: a function that writes the program of a tower into its folder.
+      verify: the kind's check of a folder.
+      readme: a function (name of the folder, facts) -> README.md.
+
+    Returns:
+      A summary of what was verified, for people.
+
+    Raises:
+      UserError: the parts of a combined model read passages in different ways, a tokenizer that other libraries read
+        differently, or a folder that cannot be written.
+    """
+    out = Path(out).expanduser()
+    sides: tuple[Side, ...] = ("question", "passage") if side == "both" else (side,)
+    questions, passages, texts_of_parts = golden.texts(encoder)
+    asked = [[golden.question_as_text(part, question) for question in questions] for part in parts_of(encoder)]
+    for name, of_parts, remedy in (("passage", texts_of_parts, "question"), ("question", asked, "passage")):
+        if name in sides and any(texts != of_parts[0] for texts in of_parts):
+            raise UserError(
+                f"the parts of this model write a {name} in different ways (title and text, or a prompt), so no single "
+                f"text suits them all; export the parts one by one, or with --side {remedy}"
+            )
+    towers = _towers(encoder, sides)
+    size = sum(_bytes(one.params) for one in towers)
+    most = max(_bytes(one.params) for one in towers)
+    memory.announce(f"{len(towers)} encoders as {kind}", 3 * most, disk=size, folder=out)
+    texts = {"question": asked[0], "passage": texts_of_parts[0]}
+    vectors = golden.compute(encoder, questions, passages)
+    with atomic_folder(out) as partial:
+        for one in towers:
+            (partial / one.folder).mkdir(parents=True)
+            _write_tokenizer(partial / one.folder, one)
+            write(partial / one.folder, one)
+        with atomic_write(partial / VECTORS, "wb") as file:
+            kept = [getattr(vectors, f"{name}s") for name in sides]
+            np.save(file, np.concatenate(kept), allow_pickle=False)
+        facts = {
+            "model": source,
+            "settings": golden.settings_of(encoder.config),
+            "how": encoder.config.how if isinstance(encoder, CombinedEncoder) else "single",
+            "towers": [{"folder": one.folder, "side": one.side, "weight": one.weight} for one in towers],
+            "texts": {name: texts[name] for name in sides},
+            "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
+            "example_question": golden.question_as_text(parts_of(encoder)[0], QUESTION),
+        }
+        return manifest.finish(partial, out, kind, facts, readme(out.absolute().name, facts), verify)
+
+
+def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]) -> str:
+    """Check hashes, and let the exported towers embed the golden texts.
+
+    Args:
+      folder: the export's folder.
+      library: the library that runs the towers, for the message.
+      load: reads a tower's folder and gives (input_ids [B, L], attention_mask [B, L]) -> float32 [B, D].
+
+    Returns:
+      A summary of what agrees, for people.
+
+    Raises:
+      UserError: something differs; the message names it file by file.
+    """
+    from tokenizers import Tokenizer
+
+    stated = manifest.read(folder)
+    manifest.refuse(folder, manifest.changed_files(folder, stated))
+    facts = stated.facts
+    # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
+    strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
+    manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
+    expected = np.load(folder / VECTORS, allow_pickle=False)
+    # `found`: the vectors of each side's texts, float32 [n, D], by the exported towers.
+    found = {}
+    for side, texts in facts["texts"].items():
+        vectors = []
+        for one in facts["towers"]:
+            if one["side"] != side:
+                continue
+            tokenizer = Tokenizer.from_file(str(folder / one["folder"] / TOKENIZER))
+            rows = tokenizer.encode_batch(texts)
+            ids, masks = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
+            vectors.append(np.float32(one["weight"]) * load(folder / one["folder"])(ids, masks))
+        found[side] = np.concatenate(vectors, axis=1) if facts["how"] != "sum" else np.sum(vectors, axis=0)
+    count = len(facts["texts"].get("question", ()))
+    nothing = expected[:0]
+    problem, difference = compare(
+        Vectors(found.get("question", nothing), found.get("passage", nothing)),
+        Vectors(expected[:count], expected[count:]),
+    )
+    manifest.refuse(folder, [f"computed by {library}, {problem}"] if problem else [])
+    return (
+        f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {library}, agree to "
+        f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
+    )
+
+
+def example(facts: dict[str, Any], name: str) -> str:
+    """The last lines of README's code: the towers of each side, with their weights, and a text for each."""
+    lines = []
+    for side in facts["texts"]:
+        towers = ", ".join(
+            f'("{name}/{one["folder"]}", {one["weight"]!r})' for one in facts["towers"] if one["side"] == side
+        )
+        text = facts["example_question"] if side == "question" else facts["example"]
+        lines.append(f"{side}s = encode([{towers}], {json.dumps([text], ensure_ascii=False)})")
+        lines.append(f"print({side}s.shape)")
+    return "\n".join(lines)
+
+
+def joined(facts: dict[str, Any]) -> str:
+    """The expression in README.md that makes one vector of all towers' vectors."""
+    return {"single": "found[0]", "concatenate": "np.concatenate(found, axis=1)", "sum": "np.sum(found, axis=0)"}[
+        facts["how"]
+    ]
+
+
+def readme(name: str, facts: dict[str, Any], what: str, code: str, notes: Sequence[str]) -> str:
+    """Write the text of README.md for an exported encoder.
+
+    Args:
+      name: the name of the folder.
+      facts: the manifest's facts.
+      what: the heading behind the name.
+      code: code that embeds an example; a test runs it.
+      notes: paragraphs below the code.
+    """
+    settings = facts["settings"]
+    lengths = " and ".join(f"{side}s of {settings[f'max_{side}_length']} tokens" for side in facts["texts"])
+    parts = [f"# {name}: {what}", f"Made from `{facts['model']}`; at most {lengths}."]
+    if facts["how"] != "single":
+        parts.append("A combined model: each part is an encoder of its own, and the weights below join their vectors.")
+    parts += ["The paths are this folder's.", f"```python\n{code}\n```", *notes]
+    if "passage" in facts["texts"]:
+        parts.append(f"A passage is one text: `{facts['example']}` is that of a title and a text.")
+    parts.append(
+        f"`jaxretr verify {name}` computes the vectors in golden.npy anew, and checks every file here against its hash."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _towers(encoder: DualEncoder | CombinedEncoder, sides: Sequence[Side]) -> list[Tower]:
+    if isinstance(encoder, DualEncoder):
+        return [Tower(side, side, 1.0, encoder) for side in sides]
+    weights = encoder.config.weights
+    return [
+        Tower(f"part-{number}/{side}", side, weight if side == "question" else 1.0, part)
+        for side in sides
+        for number, (part, weight) in enumerate(zip(encoder.parts, weights, strict=True))
+    ]
+
+
+def _write_tokenizer(folder: Path, one: Tower) -> None:
+    tokenizer = tokenizer_for(one.encoder, one.max_length)
+    backend = tokenizer.backend_tokenizer
+    # A multiple of 16 means few shapes, each of which a compiling library pays for; where the positions suffice.
+    multiple = 16 if -(-one.max_length // 16) * 16 <= one.encoder.config.backbone.max_position_embeddings else None
+    backend.enable_truncation(one.max_length)
+    backend.enable_padding(
+        pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "[PAD]", pad_to_multiple_of=multiple
+    )
+    with atomic_write(folder / TOKENIZER) as file:
+        file.write(backend.to_str(pretty=True))
+
+
+def _bytes(params: Any) -> int:
+    import jax
+
+    return sum(leaf.size * 4 for leaf in jax.tree.leaves(params))

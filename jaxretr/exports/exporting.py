@@ -1,0 +1,418 @@
+"""`jaxretr.export` and `jaxretr.verify`: models, encoders and indexes for other libraries, and the check of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from jaxretr.config import EncodeDtype, EngineName
+from jaxretr.data.readers import read_questions
+from jaxretr.embeddings.embedding_store import EmbeddingStore, is_store
+from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded, name_of
+from jaxretr.embeddings.opening import open_store, verify_store
+from jaxretr.exports import folder as model_folder
+from jaxretr.exports.verify_model import Library
+from jaxretr.exports.verify_model import verify as verify_model
+from jaxretr.indexes.certificate import Certificate
+from jaxretr.indexes.certificate import table as certificate_table
+from jaxretr.indexes.certified.engines import engine_of
+from jaxretr.indexes.certified.upkeep import Updated, read_ids
+from jaxretr.indexes.certified.upkeep import update as update_scann
+from jaxretr.indexes.live import build as live
+from jaxretr.indexes.live.settings import LiveSettings
+from jaxretr.indexes.live.verifying import is_live
+from jaxretr.indexes.live.verifying import verify as verify_live
+from jaxretr.indexes.searching import check_store
+from jaxretr.indexes.source import IndexSource
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.storage import manifest
+from jaxretr.runtime.storage.copies import local_copy
+
+ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
+EncoderTarget = Literal["onnx", "stablehlo"]
+IndexTarget = Literal["scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance"]
+Target = Literal[ModelTarget, EncoderTarget, IndexTarget]
+
+MODELS, ENCODERS, INDEXES = get_args(ModelTarget), get_args(EncoderTarget), get_args(IndexTarget)
+TARGETS = (*MODELS, *ENCODERS, *INDEXES)
+
+# Databases, which hold the texts as well.
+ENGINES = ("pgvector", "lance")
+
+# The targets that each option belongs to.
+_TARGETS: dict[str, tuple[str, ...]] = {
+    "layout": ("huggingface",),
+    "license": MODELS,
+    "index": INDEXES,
+    "corpus": ("vertex", "pyserini", "live", *ENGINES),
+    "restricts": ("vertex",),
+    "crowding": ("vertex",),
+    "since": ("vertex",),
+    "faiss_kind": ("faiss",),
+    "queries": ("scann", "faiss", "live", *ENGINES),
+    "k": ("scann", "faiss", *ENGINES),
+    "seed": ("scann", "faiss", *ENGINES),
+    "target_recall": ("scann", *ENGINES),
+    "table": ("pgvector",),
+    "hnsw_m": ENGINES,
+    "ef_construction": ENGINES,
+    "train_size": ("scann",),
+    "engine": ("scann", "live"),
+    "side": ENCODERS,
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The outcome of an export, which is written and verified.
+
+    Attributes:
+      folder: the export; for "pgvector" the table of the database, without a password.
+      to: the target.
+      summary: a line that says what it contains and what was verified.
+      certificate: the measured recall; for "scann", "pgvector" and "lance" only.
+    """
+
+    folder: Path | str
+    to: Target
+    summary: str
+    certificate: Certificate | None = None
+
+    def __str__(self) -> str:
+        table = "" if self.certificate is None else f"{certificate_table(self.certificate)}\n"
+        return f"{table}{self.folder}: {self.summary}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A folder that is intact.
+
+    Attributes:
+      folder: the folder that was verified, as it was given.
+      summary: a line that says what agrees.
+    """
+
+    folder: str
+    summary: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}: intact; {self.summary}"
+
+
+def export(
+    model: Encoder | Path_ | Callable[[], Encoder],
+    *,
+    to: Target,
+    out: Path_,
+    layout: Literal["bert", "dpr"] | None = None,
+    license: str | None = None,
+    side: Literal["question", "passage", "both"] | None = None,
+    index: EmbeddingStore | Path_ | None = None,
+    corpus: Path_ | None = None,
+    restricts: Sequence[str] | None = None,
+    crowding: str | None = None,
+    since: Path_ | None = None,
+    faiss_kind: str | None = None,
+    queries: Path_ | None = None,
+    k: int | None = None,
+    seed: int | None = None,
+    target_recall: float | Sequence[float] | None = None,
+    train_size: int | None = None,
+    engine: EngineName | None = None,
+    table: str | None = None,
+    hnsw_m: int | None = None,
+    ef_construction: int | None = None,
+) -> Exported:
+    """Write a new folder for another library, or tables of a database; they appear when complete and verified.
+
+    Args:
+      model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
+        arguments have been checked.
+      to: a model ("huggingface", "sentence-transformers", "jaxretr"), its encoder as a program ("onnx", "stablehlo"),
+        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance").
+      out: a new or empty folder; for "scann" also an older index, which is replaced; for "pgvector" the address of a
+        database, "postgresql://USER@HOST/DATABASE", whose table of an older export is replaced.
+      layout: for "huggingface": "bert" or "dpr"; by default whichever can represent the model.
+      license: for the model card, in the hub's spelling.
+      side: for programs: the towers to export; "question" by default.
+      index: for indexes: the store that `jaxretr.encode` wrote with this model.
+      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents, for "live" and databases texts and
+        metadata.
+      restricts, crowding: for "vertex": fields of `corpus`.
+      since: for "vertex": an earlier export; only the changes are written.
+      faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
+      queries: for "scann", "faiss", "live" and databases: questions for measuring the recall; passages of the store by
+        default.
+      k: for "scann", "faiss" and databases: the depth of recall@k; 10 by default.
+      seed: for the same targets: the seed of the samples; 0 by default.
+      target_recall: for "scann" and databases: one target or several; 0.95 by default.
+      train_size: for "scann": passages to train on; chosen by default.
+      engine: for "scann" and "live": the engine that proposes the candidates, "scann" or "faiss"; by default ScaNN, for
+        "live" FAISS where ScaNN does not work.
+      table: for "pgvector": the table's name, after the schema and a dot if it has one; "passages" by default.
+      hnsw_m, ef_construction: for databases: parameters of the HNSW graph; by default the target's own.
+
+    Raises:
+      UsageError: an option that the target does not take, or one that it needs is missing.
+      UserError: `out` is not free, another model encoded `index`, or the verification failed.
+    """
+    given = dict(locals())
+    if to not in TARGETS:
+        hint = did_you_mean(str(to), TARGETS) or f" (there are {', '.join(TARGETS)})"
+        raise UsageError(f"to={to!r}: no such target{hint}")
+    for name, targets in _TARGETS.items():
+        if given[name] is not None and to not in targets:
+            option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {to}; leave it out")
+    if to in INDEXES and index is None:
+        raise UsageError(f"--to {to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+    if engine is not None:
+        engine_of(engine).require()
+    if to == "live" and corpus is None:
+        raise UsageError("--to live holds the passages as well: give --corpus FILE, from which the store was encoded")
+    if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
+        raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
+
+    if to in ENGINES:
+        from jaxretr.exports import engines
+
+        if index is None or corpus is None:
+            raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
+        graph = {"m": hnsw_m, "ef_construction": ef_construction}
+        written, summary, certificate = engines.export(
+            model,
+            to,
+            str(out),
+            table,
+            store=index,
+            corpus=corpus,
+            queries=queries,
+            k=k or 10,
+            seed=seed or 0,
+            target_recall=target_recall or 0.95,
+            graph={name: value for name, value in graph.items() if value is not None},
+        )
+        return Exported(written, to, summary, certificate)
+    out = Path(out).expanduser()
+    if to == "scann":
+        return _scann(
+            model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size, engine or "scann"
+        )
+    model_folder.check_free(out)
+    if to in MODELS:
+        model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
+        return _model(loaded(model), out, to, layout, license)
+    if to in ENCODERS:
+        encoder = loaded(model)
+        if to == "onnx":
+            from jaxretr.exports.onnx_encoder import export as write
+        else:
+            from jaxretr.exports.stablehlo import export as write
+        return Exported(out, to, write(encoder, out, side=side or "question", source=name_of(encoder)))
+
+    store = open_store(index) if isinstance(index, str | Path) else index
+    assert store is not None
+    questions = None if queries is None else read_questions(queries)
+    encoder = loaded(model)
+    check_store(store, encoder, name_of(encoder))
+    source = IndexSource.open(store)
+    asked = None if questions is None else encode_texts(encoder, questions, None)
+    with Progress(store.meta.rows, "passage", "exported") as progress:
+        if to == "vertex":
+            from jaxretr.indexes.interchange import vertex
+            from jaxretr.indexes.passage_fields import VertexFields
+
+            fields = None if corpus is None else VertexFields(restricts or (), crowding)
+            written = vertex.export(
+                source, encoder, out, corpus=corpus, fields=fields, since=since, advance=progress.advance
+            )
+        elif to == "pyserini":
+            from jaxretr.indexes.interchange import pyserini
+
+            written = pyserini.export(source, encoder, out, corpus=corpus, advance=progress.advance)
+        elif to == "live":
+            from jaxretr.indexes.live import build as live
+
+            assert corpus is not None
+            written = live.export(
+                source,
+                out,
+                corpus=corpus,
+                questions=asked,
+                settings=LiveSettings(engine=engine),
+                advance=progress.advance,
+            )
+        else:
+            from jaxretr.indexes.interchange import faiss_index
+
+            settings: dict[str, Any] = {"questions": asked, "k": k or 10, "seed": seed or 0}
+            written = faiss_index.export(
+                source, encoder, out, faiss_kind or "flat", **settings, advance=progress.advance
+            )
+    return Exported(out, to, written)
+
+
+def _model(encoder: Encoder, out: Path, to: Any, layout: Any, license: str | None) -> Exported:
+    report = model_folder.export(encoder, out, to, layout=layout, source=encoder.source, license=license)
+    config = encoder.config
+    return Exported(
+        out,
+        to,
+        f"{config.embedding_size} dimensions, questions of {config.max_question_length} and passages of "
+        f"{config.max_passage_length} tokens; {report.texts} golden vectors recomputed, largest difference "
+        f"{report.difference:.1g}",
+    )
+
+
+def _scann(
+    model: Encoder | Path_ | Callable[[], Encoder],
+    out: Path,
+    index: EmbeddingStore | Path_ | None,
+    queries: Path_ | None,
+    k: int,
+    seed: int,
+    target_recall: float | Sequence[float],
+    train_size: int | None,
+    engine: EngineName,
+) -> Exported:
+    from jaxretr.indexes.certified.index import ScannIndex
+    from jaxretr.indexes.certified.layout import check_target
+
+    out = check_target(out)
+    engine_of(engine).require()
+    store = open_store(index) if isinstance(index, str | Path) else index
+    assert store is not None
+    questions = None if queries is None else read_questions(queries)
+    encoder = loaded(model)
+    check_store(store, encoder, name_of(encoder))
+    embeddings: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
+    workdir = out.absolute().parent  # On the file system of the result: the files are large.
+    workdir.mkdir(parents=True, exist_ok=True)
+    with Progress(store.meta.rows, "passage", "hashed") as progress:
+        built = ScannIndex.build(
+            store,
+            target_recall=target_recall,
+            k=k,
+            questions=embeddings,
+            train_size=train_size,
+            engine=engine,
+            seed=seed,
+            workdir=workdir,
+            advance=progress.advance,
+        )
+    built.save(out)
+    return Exported(out, "scann", f"{len(built)} passages", built.certificate)
+
+
+# The module for each kind that manifest.json names; its verify(folder) -> str recomputes what the folder promises.
+_MODULES = {
+    "scann": "jaxretr.indexes.certified.upkeep",
+    "vertex": "jaxretr.indexes.interchange.vertex",
+    "pyserini": "jaxretr.indexes.interchange.pyserini",
+    "faiss": "jaxretr.indexes.interchange.faiss_index",
+    "onnx": "jaxretr.exports.onnx_encoder",
+    "stablehlo": "jaxretr.exports.stablehlo",
+    "lance": "jaxretr.indexes.lance.build",
+}
+
+
+def verify(folder: Path_, library: Library | None = None) -> Verification:
+    """Recompute what an export or an embedding store promises from the files in its folder.
+
+    Args:
+      folder: a folder that `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live
+        index; or "pgvector:" and the address of a database.
+      library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
+
+    Raises:
+      UserError: something differs (one line that names all of it), or the folder is none of these.
+      UsageError: a library is named for a folder that contains no model.
+    """
+    if is_live(folder):
+        if library is not None:
+            raise UsageError(f"{folder}: is a live index, which {library} does not read; leave --with out")
+        return Verification(str(folder), verify_live(folder))
+    if str(folder).startswith("pgvector:"):
+        from jaxretr.exports import engines
+
+        if library is not None:
+            raise UsageError(f"a table of PostgreSQL is not read by {library}; leave --with out")
+        return Verification(*engines.verify_pgvector(str(folder)))
+    if not is_store(folder):
+        return Verification(str(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
+    if library is not None:
+        raise UsageError(f"{folder}: is an embedding store, which {library} does not read; leave --with out")
+    store = EmbeddingStore.open(folder)
+    verify_store(store)
+    meta = store.meta
+    return Verification(
+        str(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
+    )
+
+
+def update(
+    folder: str | Path,
+    *,
+    add: EmbeddingStore | str | Path | None = None,
+    delete: Sequence[str] | Path | None = None,
+    rebalance: bool = False,
+    model: str | None = None,
+    dtype: EncodeDtype | None = None,
+    batch_size: int | None = None,
+) -> Updated:
+    """Delete passages of a certified or a live index by id, add others, and measure the recall again where it is due.
+
+    Args:
+      folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
+        service has open.
+      add: for a certified index: embeddings of the passages to add; for a live one: a file of passages to encode. A
+        passage whose id exists replaces the old one.
+      delete: ids, or a file with one id per line.
+      rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.
+      model: for a live index: its encoder, if the name that the index has for it leads nowhere.
+      dtype: for a live index: the dtype of the encoder's matmuls; None: "auto".
+      batch_size: for a live index: passages per batch; None: chosen for the device.
+
+    Raises:
+      UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
+      UsageError: `add` is not what this kind of index takes, or `model`, `dtype` or `batch_size` is for a certified index.
+    """
+    if not is_live(folder):
+        if (model, dtype, batch_size) != (None, None, None):
+            raise UsageError(
+                f"{folder}: only a live index encodes what is added; leave --model, --compute and --batch-size out"
+            )
+        return update_scann(folder, add=add, delete=delete, rebalance=rebalance)
+    if add is not None and (isinstance(add, EmbeddingStore) or is_store(add)):
+        raise UsageError(
+            f"{folder}: a live index keeps texts as well; give --add the file of the passages, not their store"
+        )
+    ids = read_ids(delete) if isinstance(delete, Path) else list(delete or ())
+    return live.update(
+        folder, add=add, delete=ids, rebalance=rebalance, model=model, dtype=dtype or "auto", batch_size=batch_size
+    )
+
+
+def _verify_export(folder: Path, library: Library | None) -> str:
+    """Check an export of any target; return a summary of what agrees."""
+    if manifest.is_export(folder):
+        kind = manifest.read(folder).kind
+        if library is not None:
+            raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave --with out")
+        if kind not in _MODULES:
+            hint = did_you_mean(kind, _MODULES) or "; install a newer jaxretr"
+            raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
+        check: Callable[[Path], str] = import_module(_MODULES[kind]).verify
+        try:
+            return check(folder)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            # No byte differs from the hashes, so the manifest was written over, with a hash of its own.
+            raise UserError(
+                f"{folder / manifest.MANIFEST}: its facts are not those of an export --to {kind} "
+                f"({type(error).__name__}: {error}); export again"
+            ) from error
+    return str(verify_model(folder, library))

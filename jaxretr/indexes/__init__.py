@@ -1,0 +1,1 @@
+"""Indexes over embeddings and words, a folder a kind; `searching.py` searches with a model."""

@@ -1,0 +1,94 @@
+"""`jaxretr.search_bm25`: BM25 over a whole corpus, from questions to a run."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_corpus
+from jaxretr.data.runs import Hits, Queries, SearchRun, questions_of
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.runtime.progress import Progress
+
+log = logging.getLogger(__name__)
+
+# Questions searched between two updates of the progress bar.
+_BLOCK = 256
+
+
+def search_bm25(
+    corpus: Corpus | str | Path,
+    *,
+    queries: Queries,
+    k: int = 100,
+    k1: float = 0.9,
+    b: float = 0.4,
+    stemmer: Literal["english"] | None = "english",
+) -> SearchRun:
+    """Find the k best passages of each question with BM25, the lexical baseline.
+
+    Args:
+      corpus: the passages, or their file or BEIR folder.
+      queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
+      k: hits per question; a question has fewer if fewer passages share a word with it.
+      k1: the larger it is, the more repetitions of a word count; at least 0.
+      b: the degree to which long passages are penalised, in [0, 1].
+      stemmer: "english" (Snowball) or None.
+
+    Returns:
+      The hits, {question id: {passage id: score}}; `.save(path)` writes them.
+
+    Raises:
+      UserError: the corpus or the questions cannot be read, or the corpus has no passage or no word.
+      UsageError: a parameter out of its range.
+    """
+    questions = questions_of(queries)
+    passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    scores, ids = bm25_searcher(passages, k1=k1, b=b, stemmer=stemmer)(questions, k)
+    hits = [
+        Hits(question.id, found, of_question[: len(found)])
+        for question, found, of_question in zip(questions, ids, scores, strict=True)
+    ]
+    if without := [found.question_id for found in hits if not found.ids]:
+        log.warning(
+            "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
+            len(without),
+            len(hits),
+            without[0],
+        )
+    return SearchRun(hits, questions)
+
+
+def bm25_searcher(
+    corpus: Corpus, **settings: Any
+) -> Callable[[Sequence[Question], int], tuple[np.ndarray, list[list[str]]]]:
+    """Index a corpus for BM25.
+
+    Args:
+      corpus: the passages.
+      settings: those of `Bm25Index.build`.
+
+    Returns:
+      A function that finds the k best passages of B questions: scores float32 [B, min(k, N)], and the ids of each
+      question's hits, which may be fewer.
+    """
+    log.info("indexing %d passages", len(corpus))
+    index = Bm25Index.build(corpus, **settings)
+
+    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        scores, ids = [], []
+        with Progress(len(questions), "question", "searched") as progress:
+            for start in range(0, len(questions), _BLOCK):
+                texts = [question.text for question in questions[start : start + _BLOCK]]
+                of_block, rows = index.search(texts, k, threads=os.cpu_count() or 1)
+                scores.append(of_block)
+                ids += [[corpus.ids[row] for row in found if row >= 0] for found in rows.tolist()]
+                progress.advance(len(texts))
+        return np.concatenate(scores), ids
+
+    return search

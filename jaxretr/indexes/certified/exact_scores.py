@@ -1,0 +1,221 @@
+"""Exact scores of candidates and of allowed rows, straight from the memory-mapped vectors.
+
+Loops that share a loop are in this one file, because of Numba's cache.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from jaxretr.indexes.certified.rows import Rows
+from jaxretr.runtime.parallel.numba_loops import compiled
+
+Rescored = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
+"""Scores float32 [B, k], descending, rows int64 [B, k], and the number of real hits, int64 [B]."""
+
+
+class Reading(Protocol):
+    """Exact scores of an index's rows."""
+
+    def rescored(
+        self,
+        queries: NDArray[np.float32],
+        found: NDArray[np.uint32],
+        approximate: NDArray[np.float32],
+        k: int,
+        threads: int,
+    ) -> Rescored:
+        """Score candidates [B, R], without those that lack an approximate score, and keep each question's k best."""
+        ...
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Score all allowed rows; see `Searcher.search_allowed`."""
+        ...
+
+
+class Anywhere:
+    """A `Reading` of each vector where it is, which is the fastest.
+
+    Args:
+      rows: the rows whose vectors are read.
+      slots: the places to read them from, if other than `Rows.slots`.
+    """
+
+    def __init__(self, rows: Rows, slots: NDArray[np.int64] | None = None):
+        self._rows, self._slots = rows, rows.slots if slots is None else slots
+
+    def rescored(
+        self,
+        queries: NDArray[np.float32],
+        found: NDArray[np.uint32],
+        approximate: NDArray[np.float32],
+        k: int,
+        threads: int,
+    ) -> Rescored:
+        """Score candidates; see `Reading.rescored`."""
+        # A plain array: Numba does not know memory maps.
+        base = np.asarray(self._rows.base.vectors)
+        return rescored(queries, found, approximate, base, self._rows.added.vectors, self._slots, k, threads)
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Score all allowed rows; see `Reading.exact`."""
+        from jaxretr.indexes.exact import search_blocks  # It imports JAX.
+
+        rows = np.flatnonzero(allowed)
+        scores, places = search_blocks(self._rows.vector_blocks(rows, self._slots), queries, k)
+        return scores, rows[places]
+
+
+# ---- by Numba --------------------------------------------------------------------------------------------------------
+
+
+def rescored(
+    queries: NDArray[np.float32],
+    found: NDArray[np.uint32],
+    approximate: NDArray[np.float32],
+    base: NDArray[np.float32],
+    added: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    k: int,
+    threads: int = 1,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Score candidates exactly and keep the k best of each question, equal scores by row.
+
+    Args:
+      queries: [B, D].
+      found: candidate rows [B, R], no row twice.
+      approximate: the engine's scores of them [B, R]; NaN where there is no candidate.
+      base, added: vectors [M, D] and [A, D].
+      slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
+      k: at most R.
+      threads: threads to divide the questions among.
+
+    Returns:
+      scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B].
+    """
+    batch = len(queries)
+    scores = np.full((batch, k), -np.inf, np.float32)
+    rows = np.full((batch, k), -1, np.int64)
+    counts = np.zeros(batch, np.int64)
+
+    def piece(start: int, stop: int) -> None:
+        each = slice(start, stop)
+        _rescore_rows(
+            queries[each],
+            found[each],
+            approximate[each],
+            base,
+            added,
+            slots,
+            scores[each],
+            rows[each],
+            counts[each],
+        )
+
+    if threads < 2 or batch < 2 * threads:
+        piece(0, batch)
+        return scores, rows, counts
+    size = -(-batch // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(piece, start, min(start + size, batch)) for start in range(0, batch, size)]:
+            done.result()
+    return scores, rows, counts
+
+
+# Rows that are asked of the memory ahead of the one that is scored: it takes some 30 times as long to come as to be scored.
+_AHEAD = 4
+
+_CACHE_LINE = 64
+
+
+@intrinsic
+def _fetch(typingctx, address):
+    """Ask the memory for the cache line of an address, without waiting for it."""
+
+    def code(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), code
+
+
+# Sums in any order and with fused additions, as a matrix product has them; NaN stays NaN.
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def _product(query, row):
+    """The inner product of float32 numbers."""
+    total = np.float32(0)
+    for d in range(len(query)):
+        total += query[d] * row[d]
+    return total
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
+    dim = queries.shape[1]
+    k = scores.shape[1]
+    names = np.empty(found.shape[1], np.int64)
+    places = np.empty(found.shape[1], np.int64)
+    first, size = np.uintp(base.ctypes.data), np.uintp(base.itemsize * dim)
+    lines = -(-base.itemsize * dim // _CACHE_LINE)
+    for b in range(len(queries)):
+        # `names` and `places` [n]: the candidates' rows and the slots of their vectors, without the missing ones (NaN).
+        n = 0
+        for j in range(found.shape[1]):
+            if approximate[b, j] == approximate[b, j]:
+                names[n] = found[b, j]
+                places[n] = slots[names[n]]
+                n += 1
+        # `scores` and `rows` [kept]: the best so far, in their order.
+        query = queries[b]
+        kept = 0
+        for j in range(n):
+            if j + _AHEAD < n and places[j + _AHEAD] < len(base):
+                start = first + np.uintp(places[j + _AHEAD]) * size
+                for line in range(lines):
+                    _fetch(start + np.uintp(line * _CACHE_LINE))  # pyright: ignore[reportCallIssue]
+            slot = places[j]
+            row = base[slot] if slot < len(base) else added[slot - len(base)]
+            total = _product(query, row)
+            # Candidates come in about the order of their scores: the place is near the end of the list.
+            place = kept
+            while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
+                place -= 1
+            if place < k:
+                kept = min(kept + 1, k)
+                for later in range(kept - 1, place, -1):
+                    scores[b, later] = scores[b, later - 1]
+                    rows[b, later] = rows[b, later - 1]
+                scores[b, place] = total
+                rows[b, place] = names[j]
+        counts[b] = kept
+
+
+@compiled()
+def _before(score, row, other, other_row):
+    """Whether a row comes before another one: the higher score, of equal ones the lower row, NaN last."""
+    return score > other or (score == other and row < other_row) or (score == score and other != other)
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def score_candidates(queries, found, approximate, block, first, exact):
+    """Score the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
+    last = first + len(block)
+    for b in range(len(queries)):
+        for j in range(found.shape[1]):
+            row = found[b, j]
+            if first <= row < last and approximate[b, j] == approximate[b, j]:
+                exact[b, j] = _product(queries[b], block[row - first])

@@ -1,0 +1,277 @@
+"""Filtered searches of a `ScannIndex`: how they are answered where a share of the rows is allowed, and with what recall.
+
+The engine proposes candidates from more leaves than without a filter, and those that are not allowed are dropped. Where
+the allowed rows are so few that scoring all of them is faster, that is done; which it is was timed when the index was
+tuned. A filter seldom has to do with chance, so that the recall must be certain with each of three kinds of filters:
+
+  random       rows drawn at random, the same for all questions
+  related      the rows nearest to a passage, which of a few is the one nearest to the question: many of its neighbours
+               are allowed
+  unrelated    the same rows, for any question: its allowed neighbours may be in leaves far away
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.indexes import certificate as certificates
+from jaxretr.indexes import question_sets
+from jaxretr.indexes.certificate import Recall, certain_recall, recall_bounds
+from jaxretr.indexes.certified.certificate import FilterLine
+from jaxretr.indexes.certified.exact_scores import Anywhere
+from jaxretr.indexes.certified.layout import Facts
+from jaxretr.indexes.certified.one_pass import OnePass
+from jaxretr.indexes.certified.rows import Rows
+from jaxretr.indexes.certified.searcher import Searcher
+from jaxretr.indexes.certified.tuning import FilterSetting, Setting
+from jaxretr.indexes.question_sets import Questions
+from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.parallel.machine import cpu_threads
+
+# Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.
+SHARES = (1 / 2, 1 / 10, 1 / 30, 1 / 100)
+
+# With fewer rows, and fewer allowed ones for each result, all that are allowed are scored, and nothing is measured.
+LEAST_ROWS = 20_000
+_LEAST_PER_RESULT = 4
+
+_CENTRES = 8
+_QUESTIONS = 500
+
+# Leaves of the next attempt.
+_STEP = 1.6
+
+# Questions and rounds of a timing, which ends after so long if a few were timed.
+_TIMED, _LEAST_TIMED, _ROUNDS, _TIMING_SECONDS = 24, 4, 3, 0.5
+
+# Parts of the vectors' file, of which timed searches read one: filters and copies of allowed rows take memory, too.
+_PARTS = 4
+
+Kind = Literal["random", "related", "unrelated"]
+
+
+class Filterable(Protocol):
+    """The parts of a `ScannIndex` that tuning and certifying with filters needs."""
+
+    facts: Facts
+    rows: Rows
+    searcher: Searcher
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """Questions with the same filter.
+
+    Attributes:
+      kind: the kind of filter.
+      questions: float32 [B, D].
+      own: the row that each question is itself, or -1, [B].
+      allowed: the rows that pass the filter, bool [N].
+      exact: the exact allowed neighbours, int64 [B, k].
+    """
+
+    kind: Kind
+    questions: NDArray[np.float32]
+    own: NDArray[np.int64]
+    allowed: NDArray[np.bool_]
+    exact: NDArray[np.int64]
+
+
+def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """Add to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
+    filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
+    left = [setting for setting in settings if setting.reached]
+    for share in SHARES:
+        if not left or not _enough(index, share):
+            break
+        cases = _cases(index, questions, questions.tune, share)
+        exact_seconds = _exact_seconds(index, cases)
+        for setting in left:
+            before = filters[setting.target]
+            leaves = before[-1].leaves if before else setting.leaves
+            filters[setting.target].append(_fastest(index, setting, share, cases, leaves, exact_seconds))
+        left = [setting for setting in left if filters[setting.target][-1].approximate]
+    return tuple(replace(setting, filters=tuple(filters[setting.target])) for setting in settings)
+
+
+def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
+    """Measure the settings with filters on the certification questions, for shares that are not searched exactly."""
+    lines: list[FilterLine] = []
+    k = index.facts.k
+    for share in SHARES:
+        some = [(setting, setting.with_share(share)) for setting in index.facts.settings]
+        if not _enough(index, share) or not any(setting for _, setting in some):
+            break
+        cases = _cases(index, questions, questions.certify, share)
+        exact_seconds = _exact_seconds(index, cases)
+        for setting, chosen in some:
+            if chosen is None:
+                continue
+            found = {kind: _recall(values, k) for kind, values in _recalls(index, cases, chosen).items()}
+            seconds = _seconds(index, cases, _search(index, chosen))
+            lines.append(
+                FilterLine(
+                    target=setting.target,
+                    share=share,
+                    leaves=chosen.leaves,
+                    ms=1000 * seconds,
+                    exact_ms=1000 * exact_seconds,
+                    **found,
+                )
+            )
+    return tuple(line for setting in index.facts.settings for line in lines if line.target == setting.target)
+
+
+def _recall(values: NDArray[np.float64], k: int) -> Recall:
+    low, high = recall_bounds(values)
+    return Recall(k=k, recall=float(values.mean()), low=low, high=high)
+
+
+def _enough(index: Filterable, share: float) -> bool:
+    n, facts = len(index), index.facts
+    return facts.kind != "exact" and n >= LEAST_ROWS and int(share * n) >= _LEAST_PER_RESULT * facts.k
+
+
+def _fastest(
+    index: Filterable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
+) -> FilterSetting:
+    """The fewest leaves that reach the target for certain with every kind of filter, or exact search if that is faster."""
+    chosen = FilterSetting(
+        share=share,
+        approximate=False,
+        leaves=leaves,
+        candidates=setting.candidates,
+        certain=0.0,
+        seconds=exact_seconds,
+        exact_seconds=exact_seconds,
+    )
+    while True:
+        tried = replace(
+            chosen,
+            approximate=True,
+            leaves=leaves,
+            seconds=_seconds(index, cases, _search(index, replace(chosen, leaves=leaves))),
+        )
+        if tried.seconds >= exact_seconds:
+            return chosen
+        recalls = _recalls(index, cases, tried)
+        certain = min(certain_recall(values, index.facts.k) for values in recalls.values())
+        if certain >= setting.target:
+            return replace(tried, certain=certain)
+        if leaves >= index.facts.leaves or not leaves:
+            return chosen
+        leaves = min(index.facts.leaves, max(leaves + 1, round(_STEP * leaves)))
+
+
+# ---- searches with filters -------------------------------------------------------------------------------------------
+
+Search = Callable[[Case, NDArray[np.float32]], object]
+
+
+def _search(index: Filterable, setting: FilterSetting) -> Search:
+    reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
+
+    def search(case: Case, questions: NDArray[np.float32]) -> object:
+        return index.searcher.search_allowed(
+            questions, index.facts.k, case.allowed, setting.leaves, setting.candidates, 1, reading
+        )
+
+    return search
+
+
+def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
+    """Measure the recall of each question, by the kind of filter."""
+    k = index.facts.k
+    shares: dict[Kind, list[NDArray[np.float64]]] = {}
+    for case in cases:
+        depth = min(k + int((case.own >= 0).any()), int(np.count_nonzero(case.allowed)))
+        _, found = index.searcher.search_allowed(
+            case.questions, depth, case.allowed, setting.leaves, setting.candidates, cpu_threads(), OnePass(index.rows)
+        )
+        shares.setdefault(case.kind, []).append(certificates.recall(found, case.exact, case.own, k))
+        memory.give_back()
+    return {kind: np.concatenate(values) for kind, values in shares.items()}
+
+
+def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
+    """The seconds of a question if every allowed row is scored, measured as `_seconds` does."""
+    reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
+    return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
+
+
+def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
+    """The seconds of a single question with one thread: the shortest of some rounds, averaged over the questions."""
+    kinds = [case.kind for case in cases]
+    timed = [
+        (case, row)
+        for case in cases
+        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.questions)))
+    ]
+    best = np.full(len(timed), np.inf)
+    search(cases[0], cases[0].questions[:1])  # Loops may have to be compiled.
+    end = time.perf_counter() + _TIMING_SECONDS
+    for _ in range(_ROUNDS):
+        for number in np.random.default_rng(0).permutation(len(timed)).tolist():
+            case, row = timed[number]
+            began = time.perf_counter()
+            if began > end and np.isfinite(best).sum() >= _LEAST_TIMED:
+                break
+            search(case, case.questions[row : row + 1])
+            best[number] = min(best[number], time.perf_counter() - began)
+    index.rows.release()
+    return float(best[np.isfinite(best)].mean())
+
+
+# ---- filters to measure with -----------------------------------------------------------------------------------------
+
+
+def _cases(index: Filterable, questions: Questions, part: slice, share: float) -> list[Case]:
+    """Questions with filters that let a share of the rows pass, and their exact neighbours."""
+    vectors = questions.vectors[part][:_QUESTIONS]
+    own = questions.own_rows(index.rows.row_of(), part)[:_QUESTIONS]
+    n = len(index)
+    count = int(share * n)
+    rng = np.random.default_rng([index.facts.seed, count])
+    allowed = np.zeros(n, bool)
+    allowed[rng.choice(n, count, replace=False)] = True
+    cases = [_case(index, "random", vectors, own, allowed)]
+    centres = np.stack([index.rows.vector(int(row)) for row in rng.choice(n, min(_CENTRES, n), replace=False)])
+    scores = np.concatenate([block @ centres.T for block in index.rows.vector_blocks()])
+    nearest = (vectors @ centres.T).argmax(axis=1)
+    drawn = rng.integers(len(centres), size=len(vectors))
+    kinds: tuple[tuple[Kind, NDArray[np.int64]], ...] = (("related", nearest), ("unrelated", drawn))
+    for number in range(len(centres)):
+        allowed = np.zeros(n, bool)
+        allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
+        for kind, chosen in kinds:
+            some = np.flatnonzero(chosen == number)
+            if len(some):
+                cases.append(_case(index, kind, vectors[some], own[some], allowed))
+    index.rows.release()
+    memory.give_back()
+    return cases
+
+
+def _read(rows: Rows, allowed: NDArray[np.bool_]) -> Iterator[np.ndarray]:
+    """The vectors of the allowed rows, [n, D] at a time, without holding what was read before."""
+    first = 0
+    for block in rows.vector_blocks():
+        if (there := allowed[first : first + len(block)]).any():
+            yield block[there]
+        first += len(block)
+
+
+def _case(
+    index: Filterable, kind: Kind, questions: NDArray[np.float32], own: NDArray[np.int64], allowed: NDArray[np.bool_]
+) -> Case:
+    rows = np.flatnonzero(allowed)
+    place = np.full(len(allowed) + 1, -1)  # the last one: of no row
+    place[rows] = np.arange(len(rows))
+    exact = question_sets.exact_rows(questions, place[own], _read(index.rows, allowed), index.facts.k, len(rows))
+    return Case(kind, questions, own, allowed, rows[exact])

@@ -1,0 +1,1 @@
+"""Indexes for other systems: FAISS, Vertex AI and Pyserini."""

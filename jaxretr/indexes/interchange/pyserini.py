@@ -1,0 +1,141 @@
+"""Pyserini's embeddings.jsonl: one object {id, contents, vector} a line.
+
+`pyserini.index.faiss --input DIR` reads every file of its folder as such lines, so the file has one of its own,
+DIR/embeddings; golden hits, manifest.json and README.md are next to it.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.corpus import iter_passages
+from jaxretr.data.text_rows import find_input
+from jaxretr.indexes import golden_hits
+from jaxretr.indexes.source import IndexSource, as_json, expected_bytes, silent
+from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.storage import manifest
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write
+
+KIND = "pyserini"
+EMBEDDINGS = "embeddings/embeddings.jsonl"
+
+
+def export(
+    source: IndexSource,
+    encoder: TextEncoder,
+    out: str | Path,
+    *,
+    corpus: str | Path | None = None,
+    advance: Callable[[int], None] = silent,
+) -> str:
+    """Write the folder, which appears when it is complete and verified.
+
+    Args:
+      source: the passages.
+      encoder: the model that encoded them, for the golden questions.
+      out: a new or empty folder.
+      corpus: the corpus that was encoded, for `contents` ("title" and text, a line each); without it they are empty.
+      advance: called with the number of rows that were written since the last call.
+
+    Returns:
+      A summary of what was written and verified, for people.
+
+    Raises:
+      UserError: an id that a file of lines cannot hold, vectors that are not finite, another corpus than the store's,
+        or a folder that cannot be written.
+    """
+    out, meta = Path(out).expanduser(), source.store.meta
+    source.check_ids_of_lines("Pyserini's docid file")
+    texts = 0 if corpus is None else 2 * find_input(corpus, "corpus.jsonl").stat().st_size
+    disk = expected_bytes(meta.rows, meta.dim) + texts
+    memory.announce(f"{meta.rows} passages for Pyserini", 200 * meta.rows + (128 << 20), disk=disk, folder=out)
+    with atomic_folder(out) as partial:
+        with atomic_write(partial / EMBEDDINGS) as file:
+            vectors = (vector for piece in source.pieces(advance) for vector in piece)
+            contents = repeat("") if corpus is None else source.in_step(_contents(corpus), corpus)
+            for vector, name, text in zip(vectors, source.ids, contents, strict=corpus is not None):
+                head = json.dumps({"id": name, "contents": text}, ensure_ascii=False)
+                file.write(f'{head[:-1]}, "vector": {as_json(vector)}}}\n')
+        vectors = golden_hits.questions(encoder)
+        golden_hits.write(partial, vectors, golden_hits.exact(source.pieces(), source.ids, vectors))
+        facts = {**source.facts(), "contents": corpus is not None}
+        return manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
+
+
+def verify(folder: Path) -> str:
+    """Check hashes and lines, and let the golden questions search the vectors in the file.
+
+    Returns:
+      A summary of what agrees, for people.
+
+    Raises:
+      UserError: something differs; the message names it file by file.
+    """
+    stated = manifest.read(folder)
+    problems = manifest.changed_files(folder, stated)
+    ids: list[str] = []
+    try:
+        vectors, expected = golden_hits.read(folder)
+        found = golden_hits.exact(_read(folder, ids, stated.facts.get("dim")), ids, vectors)
+        problems += [difference] if (difference := golden_hits.difference(found, expected)) else []
+    except UserError as error:
+        problems.append(str(error))
+    if len(set(ids)) != len(ids):
+        problems.append(f"{EMBEDDINGS} holds an id twice")
+    if len(ids) != stated.facts.get("rows"):
+        problems.append(f"{EMBEDDINGS} gives {len(ids)} rows instead of {stated.facts.get('rows')}")
+    manifest.refuse(folder, problems)
+    return f"{len(ids)} rows for Pyserini; {len(expected.ids)} golden questions find their passages"
+
+
+def _contents(corpus: str | Path) -> Iterator[tuple[str, str, str]]:
+    for line, passage in iter_passages(corpus):
+        contents = f"{passage.title}\n{passage.text}" if passage.title else passage.text
+        yield f"{find_input(corpus, 'corpus.jsonl')}:{line}", passage.id, contents
+
+
+def _read(folder: Path, ids: list[str], dim: Any) -> Iterator[np.ndarray]:
+    """Yield the vectors [1, D] one by one, and note their ids."""
+    try:
+        with open(folder / EMBEDDINGS, encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{EMBEDDINGS}:{number}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(f"{where}: no JSON ({error})") from None
+                if not isinstance(row, dict) or list(row) != ["id", "contents", "vector"]:
+                    raise UserError(f"{where}: no object of id, contents and vector")
+                vector = row["vector"]
+                if not isinstance(row["id"], str) or not isinstance(row["contents"], str):
+                    raise UserError(f"{where}: its id or its contents are not text")
+                if not isinstance(vector, list) or len(vector) != dim or not all(map(_is_number, vector)):
+                    raise UserError(f"{where}: its vector is not a list of {dim} numbers")
+                ids.append(row["id"])
+                yield np.array([vector], np.float32)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{EMBEDDINGS}: cannot be read ({error})") from error
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _readme(name: str, facts: dict[str, Any]) -> str:
+    return (
+        f"# {name}: vectors for Pyserini\n\n"
+        f"{facts['rows']} passages, {facts['dim']} dimensions, encoded by `{facts['model']}`"
+        f"{'' if facts['contents'] else '; their contents were left out'}.\n\n"
+        f"```bash\npython -m pyserini.index.faiss --input {name}/embeddings --output index --dim {facts['dim']}\n```\n\n"
+        "makes the folder that Pyserini's FaissSearcher reads; `jaxretr export ... --to faiss` writes such a folder "
+        "itself. Encode questions with the same model.\n\n"
+        f"`jaxretr verify {name}` checks every file here against its hash, and that golden questions find their "
+        "passages.\n"
+    )

@@ -1,0 +1,1 @@
+"""Passages in a LanceDB table: built, searched and served."""

@@ -1,0 +1,181 @@
+"""Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.corpus import iter_passages
+from jaxretr.data.text_rows import bare_suffix, find_input
+from jaxretr.indexes import passage_fields
+from jaxretr.indexes.certified.upkeep import Updated
+from jaxretr.indexes.filters import Value
+from jaxretr.indexes.live import database, snapshots, writes
+from jaxretr.indexes.live.database import Database
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.offline import encoding_model
+from jaxretr.indexes.live.settings import LiveSettings
+from jaxretr.indexes.live.verifying import verify
+from jaxretr.indexes.served import Document
+from jaxretr.indexes.source import IndexSource, rebatched, silent
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import EncodeDtype
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.storage.files import atomic_folder
+
+log = logging.getLogger(__name__)
+
+# Documents per transaction.
+_PIECE_ROWS = 10_000
+
+# Documents per transaction of an update, which encodes them.
+_UPDATE_ROWS = 1_000
+
+# Bytes that a document takes in the database besides text and vector.
+_ROW_BYTES = 200
+
+
+def export(
+    source: IndexSource,
+    out: str | Path,
+    *,
+    corpus: str | Path,
+    questions: np.ndarray | None = None,
+    settings: LiveSettings | None = None,
+    advance: Callable[[int], None] = silent,
+) -> str:
+    """Write the folder, which appears when it is complete and verified.
+
+    Args:
+      source: the passages.
+      out: a new or empty folder.
+      corpus: the corpus that was encoded. The "metadata" of JSON lines becomes the fields for filters.
+      questions: vectors float32 [Q, D] to tune and certify the approximate index with, if there is to be one.
+      settings: the settings of the snapshot.
+      advance: called with the number of rows that were written since the last call.
+
+    Returns:
+      A summary of what was written and verified, for people.
+
+    Raises:
+      UserError: another corpus than the store's, or a folder that cannot be written.
+    """
+    out, meta = Path(out).expanduser(), source.store.meta
+    settings = settings or LiveSettings()
+    texts = find_input(corpus, "corpus.jsonl").stat().st_size
+    disk = 2 * meta.rows * (4 * meta.dim + _ROW_BYTES) + texts
+    memory.announce(f"a live index of {meta.rows} passages", _PIECE_ROWS * (4 * meta.dim + 4000), disk=disk, folder=out)
+    documents = source.in_step(_documents(corpus), corpus)
+    with atomic_folder(out) as partial:
+        base = Database.create(partial, meta.model, meta.model_fingerprint, meta.dim)
+        connection = base.connect()
+        try:
+            for vectors in rebatched(source.pieces(), _PIECE_ROWS):
+                piece = [document for _, document in zip(range(len(vectors)), documents, strict=False)]
+                if len(piece) == len(vectors):
+                    content = writes.checked(piece)
+                    upsert = writes.Upsert(piece, content, {meta.model_fingerprint: vectors}, meta.model)
+                    with database.transaction(connection):
+                        upsert(connection)
+                advance(len(vectors))
+            next(documents, None)  # Raises an error if there are more.
+            snapshots.write(base, database.state(connection).active, settings, questions)
+        finally:
+            connection.close()
+            base.close()
+        return verify(partial)
+
+
+def update(
+    folder: str | Path,
+    *,
+    add: str | Path | None = None,
+    delete: Sequence[str] = (),
+    rebalance: bool = False,
+    model: str | None = None,
+    dtype: EncodeDtype = "auto",
+    batch_size: int | None = None,
+) -> Updated:
+    """Delete passages from a folder that no service has open, and add others, as the service does.
+
+    Args:
+      folder: the live index's folder.
+      add: a corpus, whose passages are encoded; one whose id exists replaces the old one. They are written in pieces:
+        an update that was interrupted can be repeated.
+      delete: ids of the passages to remove.
+      rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
+        it is due.
+      model: the encoder, as `load_encoder` takes it, if the index's own name for its model leads nowhere.
+      dtype: the dtype of the matmuls.
+      batch_size: passages per batch; None: chosen for the device.
+
+    Raises:
+      UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
+    """
+    first: dict[str, str] = {}
+    for where, id, _ in () if add is None else _documents(add):  # Find every fault in them before anything is changed.
+        if first.setdefault(id, where) != where:
+            raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
+    index = LiveIndex.open(folder, name=Path(folder).name, background=False)
+    try:
+        if any(missing := [found is None for found in index.documents(delete)]):
+            raise UserError(f"{delete[missing.index(True)]!r} is not in the index; remove it from the ids to delete")
+        added = replaced = 0
+        with contextlib.ExitStack() as stack:
+            encoder, documents = None, iter(())
+            if add is not None:
+                space = index.view.space
+                name = model or space.model
+                encoder = stack.enter_context(encoding_model(load_encoder(name, dtype=dtype), name, batch_size))
+                if encoder.fingerprint != space.fingerprint:
+                    raise UserError(
+                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index, "
+                        f"or move it to this one: jaxretr reindex {folder} --to {name}"
+                    )
+                documents = (document for _, _, document in _documents(add))
+            progress = stack.enter_context(Progress(len(first), "passage", "added"))
+            while encoder is not None and (piece := list(islice(documents, _UPDATE_ROWS))):
+                written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
+                added, replaced = added + written.added, replaced + written.replaced
+                progress.advance(len(piece))
+        # Delete last: an update that is interrupted and repeated would miss them. Ids that are added too exist again.
+        again = len(first.keys() & set(delete))
+        index.delete([each for each in delete if each not in first])
+        if rebalance:
+            index.upkeep.compact()
+        index.upkeep.catch_up()
+        return Updated(Path(folder), added + again, replaced - again, len(set(delete)), len(index), None)
+    finally:
+        index.close()
+
+
+def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
+    path = find_input(corpus, "corpus.jsonl")
+    lines = bare_suffix(path) in (".jsonl", ".ndjson", ".json")
+    fields = (row for _, _, row in passage_fields.rows(corpus)) if lines else repeat({})
+    left_out: set[str] = set()
+    for (number, passage), row in zip(iter_passages(corpus), fields, strict=lines):
+        metadata = _metadata(row.get("metadata"), left_out)
+        where = f"{path}:{number}"
+        if not passage.title and not passage.text:
+            raise UserError(f"{where}: passage {passage.id!r} has neither title nor text; remove it, and encode again")
+        yield where, passage.id, Document(passage.id, passage.title, passage.text, metadata)
+    if left_out:
+        log.warning(
+            "%s: fields that are neither texts nor numbers were left out: %s", path, ", ".join(sorted(left_out))
+        )
+
+
+def _metadata(values: Any, left_out: set[str]) -> dict[str, Value]:
+    """The fields that filters can use; adds the names of the others to `left_out`."""
+    if not isinstance(values, dict):
+        return {}
+    kept = {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}
+    left_out |= values.keys() - kept.keys()
+    return kept

@@ -1,0 +1,111 @@
+"""Reindexing a live folder that no service has open."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxretr.embeddings.encoding import Encoder
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.live import database
+from jaxretr.indexes.live import reindex as moving
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.reindex import Model, PassageSide, Reindexing
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import EncodeDtype
+from jaxretr.models.encode import note_cut
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.progress import Progress
+
+
+@contextlib.contextmanager
+def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
+    """Yield an encoder as a live index needs it; say at the end how many of all texts it cut.
+
+    Args:
+      encoder: the encoder.
+      name: the path or hub name to load it by.
+      batch_size: passages per batch; None: chosen for the device.
+    """
+    encode = PassageSide(encoder, batch_size)
+    yield Model(name, model_fingerprint(encoder, "passage"), encoder.config.embedding_size, encode)
+    note_cut(encode.cut, encode.count, "passage", encoder.config.max_passage_length)
+
+
+def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
+    """Move a folder to another model; resume where an earlier call was interrupted.
+
+    Args:
+      folder: the live index's folder.
+      to: the new model: a folder or name that `load_encoder` takes.
+      dtype: the dtype of the matmuls.
+      batch_size: passages per batch; None: chosen for the device.
+
+    Returns:
+      A line that says what was done.
+
+    Raises:
+      UserError: the folder has this model, or keeps another one's vectors; or another process has it.
+    """
+    index = _opened(folder)
+    try:
+        encoder = load_encoder(to, dtype=dtype)
+        before = index.view.space.model
+        with (
+            encoding_model(encoder, str(to), batch_size) as model,
+            Progress(len(index), "passage", "encoded") as progress,
+        ):
+            move = Reindexing(index, model, advance=progress.advance)
+            progress.skip(len(index) - move.state()["lacking"])
+            encoded = move.run()
+        return (
+            f"{folder}: {len(index)} passages, {encoded} of them encoded now, are searched with {model.name}; the vectors of "
+            f"{before} stay for --rollback until --forget"
+        )
+    finally:
+        index.close()
+
+
+def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
+    """Switch a folder back to its previous model; encode the documents that were written since.
+
+    Raises:
+      UserError: there is none; or it is needed, and its name now stands for another model.
+    """
+    index = _opened(folder)
+    try:
+        before, space = index.view.space.model, moving.left_space(index)
+        with index.database.reading() as connection:
+            lacking = database.lacking(connection, space)
+        if not lacking:
+            moving.rollback(index)
+        else:
+            with encoding_model(load_encoder(space.model, dtype=dtype), space.model, batch_size) as model:
+                if model.fingerprint != space.fingerprint:
+                    raise UserError(
+                        f"{folder}: {lacking} passages were written since it left {space.model}, which is another model "
+                        "now; restore the earlier model there"
+                    )
+                moving.rollback(index, model.encode)
+        return (
+            f"{folder}: {len(index)} passages, {lacking} of them encoded now, are searched with {space.model} again; the "
+            f"vectors of {before} stay until --forget"
+        )
+    finally:
+        index.close()
+
+
+def forget(folder: str | Path) -> str:
+    """Remove the vectors of the model that is not searched with."""
+    index = _opened(folder)
+    try:
+        space = moving.forget(index)
+        kept = index.view.space.model
+        return f"{folder}: has only the vectors of {kept} now" + (
+            "" if space is None else f"; those of {space.model} were removed"
+        )
+    finally:
+        index.close()
+
+
+def _opened(folder: str | Path) -> LiveIndex:
+    return LiveIndex.open(folder, name=Path(folder).name, background=False)

@@ -1,0 +1,206 @@
+"""Writes to the database, and the changes that they report to the index in memory."""
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.text_rows import RowError, check_utf8
+from jaxretr.indexes.filters import Value
+from jaxretr.indexes.live import database, fault_points
+from jaxretr.indexes.live.database import Space
+from jaxretr.indexes.served import Document, Written
+from jaxretr.runtime.errors import UserError
+
+_AT_A_TIME = 900
+
+
+class ModelChanged(UserError):
+    """An error: a write or a search came with vectors of a model that the index has left; encode with the new one."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change that one write made to the index.
+
+    Attributes:
+      sequence: the number of the write.
+      removed: rows that are no longer there.
+      rows: the new rows, ascending.
+      ids, metadata: the ids and the metadata of the new rows.
+      vectors: the vectors of the new rows in the active space, float32 [n, D].
+    """
+
+    sequence: int
+    removed: Sequence[int] = ()
+    rows: Sequence[int] = ()
+    ids: Sequence[str] = ()
+    metadata: Sequence[Mapping[str, Value]] = ()
+    vectors: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """Checked documents, to be written.
+
+    Attributes:
+      documents: n documents.
+      metadata: the metadata of each document, as JSON.
+      vectors: float32 [n, D] by the fingerprint of the model that made them.
+      model: the model of the caller's vectors, for messages.
+    """
+
+    documents: Sequence[Document]
+    metadata: Sequence[str]
+    vectors: Mapping[str, np.ndarray]
+    model: str
+
+    def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
+        """Write the documents, in a transaction.
+
+        Raises:
+          ModelChanged: the active space is not among those of the vectors.
+        """
+        state = database.state(connection)
+        if state.active.fingerprint not in self.vectors:
+            raise ModelChanged(
+                f"the vectors are {self.model}'s, but the index has moved to {state.active.model}; encode with that"
+            )
+        documents = self.documents
+        removed = _remove(connection, [document.id for document in documents])
+        fault_points.reached("commit.removed")
+        rows = range(state.next_row, state.next_row + len(documents))
+        sequence = state.sequence + 1
+        connection.executemany(
+            "INSERT INTO documents VALUES (?, ?, ?, ?)",
+            (
+                (row, document.id, metadata, sequence)
+                for row, document, metadata in zip(rows, documents, self.metadata, strict=True)
+            ),
+        )
+        connection.executemany(
+            "INSERT INTO texts VALUES (?, ?, ?)",
+            ((row, document.title, document.text) for row, document in zip(rows, documents, strict=True)),
+        )
+        fault_points.reached("commit.texts")
+        for space in database.spaces(connection):
+            if space.fingerprint in self.vectors:
+                write_vectors(connection, space, rows, self.vectors[space.fingerprint])
+        _set_state(connection, sequence, rows.stop)
+        change = Change(
+            sequence=sequence,
+            removed=removed,
+            rows=rows,
+            ids=[document.id for document in documents],
+            metadata=[document.metadata for document in documents],
+            vectors=self.vectors[state.active.fingerprint],
+        )
+        return Written(sequence, added=len(documents) - len(removed), replaced=len(removed)), change
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Documents to be removed, by their ids."""
+
+    ids: Sequence[str]
+
+    def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
+        """Remove the documents that are there, in a transaction."""
+        state = database.state(connection)
+        removed = _remove(connection, self.ids)
+        fault_points.reached("commit.removed")
+        sequence = state.sequence + 1
+        _set_state(connection, sequence, state.next_row)
+        return Written(sequence, deleted=len(removed)), Change(sequence, removed)
+
+
+def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> None:
+    """Write the vectors, float32 [n, D], of rows that have none in the space."""
+    content = np.ascontiguousarray(vectors, "<f4")
+    connection.executemany(
+        f"INSERT INTO {space.table} VALUES (?, ?)",
+        ((row, vector.tobytes()) for row, vector in zip(rows, content, strict=True)),
+    )
+
+
+def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> tuple[int, Change]:
+    """Write the vectors of rows that are still there and have none; return the number written."""
+    before = connection.total_changes
+    content = np.ascontiguousarray(vectors, "<f4")
+    connection.executemany(
+        f"INSERT OR IGNORE INTO {space.table} SELECT row, ? FROM documents WHERE row = ?",
+        ((vector.tobytes(), row) for row, vector in zip(rows, content, strict=True)),
+    )
+    return connection.total_changes - before, Change(database.state(connection).sequence)
+
+
+def note_certificate(connection: sqlite3.Connection, space: Space, content: dict[str, Any]) -> tuple[None, Change]:
+    """Record the certificate of a space."""
+    connection.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?)", (space.number, json.dumps(content)))
+    return None, Change(database.state(connection).sequence)
+
+
+def _remove(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
+    rows: list[int] = []
+    for start in range(0, len(ids), _AT_A_TIME):
+        part = ids[start : start + _AT_A_TIME]
+        rows += [
+            row
+            for (row,) in connection.execute(
+                f"SELECT row FROM documents WHERE id IN ({','.join('?' * len(part))})", part
+            )
+        ]
+    if rows:
+        tables = ["documents", "texts", *(space.table for space in database.spaces(connection))]
+        for table in tables:
+            connection.executemany(f"DELETE FROM {table} WHERE row = ?", ((row,) for row in rows))
+    return rows
+
+
+def _set_state(connection: sqlite3.Connection, sequence: int, next_row: int) -> None:
+    connection.execute("UPDATE state SET sequence = ?, next_row = ?", (sequence, next_row))
+
+
+# ---- checks, before anything is queued -------------------------------------------------------------------------------
+
+
+def checked(documents: Sequence[Document]) -> list[str]:
+    """Check documents, and return the metadata of each as JSON.
+
+    Raises:
+      UserError: an id that is empty or repeats, a document without text, text that is not Unicode, or metadata that
+        JSON or filters cannot hold.
+    """
+    seen: dict[str, int] = {}
+    content = []
+    for number, document in enumerate(documents):
+        where = f"documents[{number}]"
+        if not document.id:
+            raise UserError(f"{where}: the id is empty; give each document an id")
+        if (first := seen.setdefault(document.id, number)) != number:
+            raise UserError(f"{where}: the id {document.id!r} is also that of documents[{first}]; give each once")
+        if not document.title and not document.text:
+            raise UserError(f"{where}: {document.id!r} has neither title nor text; give one of them")
+        for name, value in document.metadata.items():
+            if not isinstance(name, str):
+                raise UserError(f"{where}: the name {name!r} of a field is not a string; correct it")
+            if value is not None and type(value) not in (str, int, float, bool):
+                raise UserError(
+                    f"{where}: field {name!r} is a {type(value).__name__}; give a string, number, truth value or null"
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{where}: field {name!r} is {value}; leave it out where there is no number")
+        found = json.dumps(dict(document.metadata), ensure_ascii=False)
+        try:
+            for text in (document.id, document.title, document.text, found):
+                check_utf8(text)
+        except RowError:
+            raise UserError(
+                f"{where}: contains half a surrogate pair, which is not valid Unicode; correct it"
+            ) from None
+        content.append(found)
+    return content

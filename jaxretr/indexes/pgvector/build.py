@@ -1,0 +1,348 @@
+"""A corpus as tables of PostgreSQL with pgvector: copied, indexed, certified and exchanged for the old ones at once."""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.corpus import rows_fingerprint
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.embeddings import golden
+from jaxretr.indexes import engine_certificate, golden_hits
+from jaxretr.indexes.engine_certificate import Asked, Certificate, Width
+from jaxretr.indexes.engine_questions import VERIFIED_QUESTIONS, asked_of, stored, widths
+from jaxretr.indexes.golden_hits import Hits
+from jaxretr.indexes.passage_fields import documents
+from jaxretr.indexes.pgvector import table as tables
+from jaxretr.indexes.pgvector import writing
+from jaxretr.indexes.pgvector.address import Address
+from jaxretr.indexes.pgvector.connections import Connection, Database, as_user_error
+from jaxretr.indexes.pgvector.searching import MOST_WIDTH, Only, search
+from jaxretr.indexes.pgvector.table import MOST_COLUMN_DIM, Names, State, TableFacts, as_json, indexed_as
+from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.source import IndexSource, silent
+from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.runtime.errors import UserError, import_extra
+from jaxretr.version import __version__
+
+psycopg = import_extra("psycopg", "pgvector")
+sql = import_extra("psycopg.sql", "pgvector")
+
+# pgvector's own defaults are 16 and 64; with 128 a build takes twice as long, and the same recall needs fewer candidates.
+M, EF_CONSTRUCTION = 16, 128
+
+# Seconds that the exchange waits for readers of the old table, while other readers wait behind it.
+_LOCK_SECONDS = 30
+
+
+def export(
+    source: IndexSource,
+    encoder: TextEncoder,
+    address: Address,
+    *,
+    corpus: str | Path,
+    questions: np.ndarray | None = None,
+    k: int = 10,
+    seed: int = 0,
+    targets: Sequence[float] = (0.95,),
+    m: int = M,
+    ef_construction: int = EF_CONSTRUCTION,
+    advance: Callable[[int], None] = silent,
+) -> tuple[str, Certificate | None]:
+    """Write the tables, which take the place of the old ones when they are complete, certified and verified.
+
+    Args:
+      source: the passages.
+      encoder: the model that encoded them, for the golden questions.
+      address: the table's address.
+      corpus: the passages' texts and metadata.
+      questions: vectors float32 [B, D] to tune and to certify with; passages of the store by default.
+      k: the depth of recall@k.
+      seed: the seed of the samples.
+      targets: recalls to tune the search for.
+      m, ef_construction: parameters of the HNSW index.
+      advance: called with the number of rows that were copied since the last call.
+
+    Returns:
+      A summary of what was written, for people, and the certificate.
+
+    Raises:
+      UserError: the database refuses, its table is not one of ours, or the corpus is not the store's.
+    """
+    meta = source.store.meta
+    if meta.dim > MOST_COLUMN_DIM:
+        raise UserError(f"{source.store.folder}: pgvector holds {MOST_COLUMN_DIM} dimensions, not {meta.dim}")
+    stream = source.same_texts(corpus)
+    connection = Database(address).connect(extension=True)
+    try:
+        with connection.transaction():
+            _check_ours(connection, address)
+            connection.execute("SELECT set_config('statement_timeout', '0', true)")
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
+            loader = _Loader(connection, source, address, m, ef_construction, seed)
+            loader.copy(stream, advance)
+            certificate = loader.certify(questions, k, targets)
+            loader.write_golden(golden_hits.questions(encoder))
+            summary = _verified(connection, replace(address, table=loader.table))
+            writing.exchange(connection, loader.names, address)
+    except psycopg.Error as error:
+        raise as_user_error(address, error, _LOCK_SECONDS) from None
+    finally:
+        connection.close()
+    return summary, certificate
+
+
+def verify(address: Address) -> str:
+    """Compare the table with the facts that its export stated.
+
+    Returns:
+      A summary of what agrees, for people.
+
+    Raises:
+      UserError: something does not agree.
+    """
+    database = Database(address, size=1, timeout_s=3600)
+    try:
+        return database.run(lambda connection: _verified(connection, address))
+    finally:
+        database.close()
+
+
+class _Loader:
+    """An export under way, in one transaction.
+
+    Attributes:
+      table: the name of the new table.
+      names: the names of the new tables.
+      state: the known state of the new tables.
+    """
+
+    def __init__(
+        self, connection: Connection, source: IndexSource, address: Address, m: int, ef_construction: int, seed: int
+    ):
+        self.connection, self.source, self.seed = connection, source, seed
+        self.address = address
+        self.generation = secrets.token_hex(8)
+        self.suffix = f"{address.table[-1]}_{self.generation[:8]}"
+        self.table = (*address.table[:-1], self.suffix)
+        self.names = Names.of(self.table)
+        self.m, self.ef_construction = m, ef_construction
+        self.state: State
+
+    def copy(self, stream: CorpusStream, advance: Callable[[int], None]) -> None:
+        """Fill the table, and index it."""
+        source, meta = self.source, self.source.store.meta
+        digest = hashlib.sha256()
+
+        def pieces() -> Iterator[np.ndarray]:
+            for piece in source.pieces(advance):
+                digest.update(np.ascontiguousarray(piece, "<f4").data)
+                yield piece
+
+        rows = (
+            writing.Row(passage.id, passage.title, passage.text, metadata)
+            for passage, metadata in source.in_step(documents(stream), stream.name)
+        )
+        writing.create(self.connection, self.names, meta.dim)
+        fields = writing.copy_in(self.connection, self.names, rows, pieces())
+        indexed = indexed_as(meta.dim)
+        sizes = {"rows": meta.rows, "dim": meta.dim, "m": self.m, "ef_construction": self.ef_construction}
+        writing.build_indexes(self.connection, self.names, self.suffix, indexed, **sizes)
+        server, extension = _versions(self.connection)
+        facts = TableFacts(
+            format=tables.FORMAT,
+            model=meta.model,
+            model_fingerprint=meta.model_fingerprint,
+            texts_fingerprint=meta.texts_fingerprint,
+            compute=meta.compute,
+            vectors_sha256=digest.hexdigest(),
+            indexed=indexed,
+            settings=(),
+            certificate=None,
+            seed=self.seed,
+            jaxretr=__version__,
+            postgresql=server,
+            pgvector=extension,
+            **sizes,
+        )
+        self.state = State(self.generation, 0, meta.rows, 0, tuple(sorted(fields)), facts)
+        self.connection.execute(
+            sql.SQL(
+                "INSERT INTO {} (generation, sequence, next_row, rows, changed, fields, facts) "
+                "VALUES (%s, 0, %s, %s, 0, %s, %s::jsonb)"
+            ).format(self.names.facts),
+            (self.generation, meta.rows, meta.rows, list(self.state.fields), as_json(asdict(facts))),
+        )
+
+    def certify(self, questions: np.ndarray | None, k: int, targets: Sequence[float]) -> Certificate | None:
+        """Tune the search, measure the certificate, and record both."""
+        facts, source = self.state.facts, self.source
+        asked = asked_of(source, questions, self.seed)
+        if asked is None:
+            return None
+        k = min(k, facts.rows)
+        if facts.indexed == "none":
+            settings = [Width(target=target, width=0, reached=True) for target in targets]
+        else:
+            settings = engine_certificate.tune(self._search, asked, targets, k, widths(k, MOST_WIDTH))
+        index = (
+            "searched exactly in PostgreSQL"
+            if facts.indexed == "none"
+            else f"pgvector's HNSW over {'rounded vectors' if facts.indexed == 'halfvec' else 'the vectors'}, m {facts.m}, "
+            f"ef_construction {facts.ef_construction}"
+        )
+        certificate = engine_certificate.certify(
+            self._search,
+            asked,
+            settings,
+            k,
+            ("psycopg", "pgvector"),
+            rows=facts.rows,
+            dim=facts.dim,
+            seed=self.seed,
+            model=facts.model,
+            index=f"{index} (PostgreSQL {facts.postgresql}, pgvector {facts.pgvector})",
+        )
+        facts = replace(facts, settings=tuple(settings), certificate=certificate)
+        self.state = replace(self.state, facts=facts)
+        own, vectors = stored(asked.questions)
+        self.connection.execute(
+            sql.SQL("UPDATE {} SET facts = %s::jsonb, questions = %s::jsonb, question_vectors = %s").format(
+                self.names.facts
+            ),
+            (as_json(asdict(facts)), as_json(own), vectors),
+        )
+        return certificate
+
+    def write_golden(self, vectors: np.ndarray) -> None:
+        """Record the hits that the golden questions must find, according to our own exact search."""
+        hits = golden_hits.exact(self.source.pieces(), self.source.ids, vectors)
+        content = {"questions": golden.QUESTIONS, "ids": hits.ids, "scores": hits.scores}
+        self.connection.execute(
+            sql.SQL("UPDATE {} SET golden = %s::jsonb, golden_vectors = %s").format(self.names.facts),
+            (as_json(content), np.ascontiguousarray(vectors, "<f4").tobytes()),
+        )
+
+    def _search(self, questions: np.ndarray, k: int, width: int) -> np.ndarray:
+        return found_rows(self.connection, self.names, self.state, questions, k, width or None)
+
+
+def found_rows(
+    connection: Connection, names: Names, state: State, questions: np.ndarray, k: int, width: int | None
+) -> np.ndarray:
+    """The rows that a search finds, int64 [B, k], -1 where there are fewer."""
+    rows = np.full((len(questions), k), -1, np.int64)
+    for number, found in enumerate(search(connection, names, state, questions, k, width, Only())):
+        rows[number, : len(found.rows)] = found.rows
+    return rows
+
+
+def _check_ours(connection: Connection, address: Address) -> None:
+    """Refuse to take the place of a table that no export made."""
+    passages, facts = (name.as_string(connection) for name in vars(Names.of(address.table)).values())
+    there = connection.execute("SELECT to_regclass(%s)::text, to_regclass(%s)::text", (passages, facts)).fetchone()
+    if there is None or there == (None, None):
+        return
+    ours = None not in there and connection.execute(
+        "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname IN ('generation', 'next_row')",
+        (facts,),
+    ).fetchone() == (2,)
+    if not ours:
+        raise UserError(f"{address.shown}: there is a table of this name that no export made; give another --table")
+
+
+def _versions(connection: Connection) -> tuple[str, str]:
+    found = connection.execute(
+        "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
+    ).fetchone()
+    assert found is not None
+    return found[0].split()[0], found[1]
+
+
+def _verified(connection: Connection, address: Address) -> str:
+    names = Names.of(address.table)
+    state = tables.read_state(connection, address)
+    facts, problems = state.facts, []
+    found = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(names.passages)).fetchone()
+    if found != (state.rows,):
+        problems.append(f"it holds {found and found[0]} rows, not {state.rows}")
+    said = [f"{state.rows} rows in PostgreSQL, of {facts.model}"]
+    if state.sequence == 0:
+        problems += _content_problems(connection, names, state)
+        golden_problem, questions = _golden_problem(connection, names, state)
+        problems += [golden_problem] if golden_problem else []
+        said.append(f"all texts and vectors; {questions} golden questions find their passages")
+    else:
+        said.append(f"{state.changed} passages changed since the export, so the golden questions are not asked")
+    if not problems and facts.certificate is not None:
+        problems += _recall_problems(connection, names, state, facts.certificate)
+        line = facts.certificate.lines[0].recalls[0]
+        said.append(f"recall@{line.k} {line.recall:.3f} when it was exported, and no less now")
+    if problems:
+        raise UserError(f"{address.shown}: not what was exported: {'; '.join(problems)}; export again")
+    return "; ".join(said)
+
+
+def _content_problems(connection: Connection, names: Names, state: State) -> list[str]:
+    """Read all rows, and compare them with the hashes."""
+    digest = hashlib.sha256()
+
+    def texts(cursor: Any) -> Iterator[list[str]]:
+        for *row, vector in cursor:
+            digest.update(np.ascontiguousarray(vector.to_numpy(), "<f4").data)
+            yield row
+
+    with connection.cursor(name="verified", binary=True) as cursor:
+        cursor.itersize = 1000
+        cursor.execute(sql.SQL("SELECT id, title, text, embedding FROM {} ORDER BY row").format(names.passages))
+        found = rows_fingerprint(texts(cursor), state.rows)
+    problems = []
+    if found != state.facts.texts_fingerprint:
+        problems.append("ids, titles or texts were changed")
+    if digest.hexdigest() != state.facts.vectors_sha256:
+        problems.append("vectors were changed")
+    return problems
+
+
+def _golden_problem(connection: Connection, names: Names, state: State) -> tuple[str, int]:
+    content, raw = _evidence(connection, names, "golden", "golden_vectors")
+    vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)
+    found = search(connection, names, state, vectors, golden_hits.TOP, None, Only())
+    hits = Hits([one.ids for one in found], [one.scores for one in found])
+    return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
+
+
+def _recall_problems(connection: Connection, names: Names, state: State, certificate: Certificate) -> list[str]:
+    """Ask certification questions again; an exact search finds their current neighbours."""
+    own_ids, raw = _evidence(connection, names, "questions", "question_vectors")
+    own_ids = own_ids[:VERIFIED_QUESTIONS]
+    vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)[: len(own_ids)]
+    row_of = dict(
+        connection.execute(
+            sql.SQL("SELECT id, row FROM {} WHERE id = ANY(%s)").format(names.passages),
+            ([name for name in own_ids if name is not None],),
+        ).fetchall()
+    )
+    own = np.array([-1 if name is None else row_of.get(name, -1) for name in own_ids], np.int64)
+    k = certificate.lines[0].tuned_k
+    exact = found_rows(connection, names, state, vectors, k + int((own >= 0).any()), None)
+    kept = np.array([[row for row in found if row != itself][:k] for found, itself in zip(exact, own, strict=True)])
+    questions = Questions(vectors, 0, certificate.of == "passages", tuple(own_ids))
+
+    def one(questions: np.ndarray, k: int, width: int) -> np.ndarray:
+        return found_rows(connection, names, state, questions, k, width or None)
+
+    return engine_certificate.check_again(certificate, one, Asked(questions, kept, own))
+
+
+def _evidence(connection: Connection, names: Names, content: str, vectors: str) -> tuple[Any, bytes]:
+    found = connection.execute(
+        sql.SQL("SELECT {}, {} FROM {}").format(sql.Identifier(content), sql.Identifier(vectors), names.facts)
+    ).fetchone()
+    if found is None or None in found:
+        raise UserError("the table of facts lacks its questions; export again")
+    return found[0], found[1]

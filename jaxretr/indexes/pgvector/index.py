@@ -1,0 +1,266 @@
+"""Searches and writes an index in PostgreSQL with pgvector: `pgvector:ADDRESS`."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxretr.embeddings.encoding import Encoder
+from jaxretr.indexes.checks import check_documents, check_model, check_questions
+from jaxretr.indexes.engine_certificate import width_of
+from jaxretr.indexes.filters import is_value
+from jaxretr.indexes.pgvector import table as tables
+from jaxretr.indexes.pgvector import writing
+from jaxretr.indexes.pgvector.address import Address
+from jaxretr.indexes.pgvector.connections import Connection, Database, DatabaseFullError
+from jaxretr.indexes.pgvector.searching import Only, search
+from jaxretr.indexes.pgvector.table import Names, State, holds
+from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions, Standing, StorageFull, Written, ids_of
+from jaxretr.runtime.errors import UserError, import_extra
+
+sql = import_extra("psycopg.sql", "pgvector")
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECTIONS = 8
+TIMEOUT_S = 30.0
+
+
+def open(
+    text: str,
+    *,
+    name: str,
+    encoder: Encoder | None = None,
+    connections: int = CONNECTIONS,
+    timeout_s: float = TIMEOUT_S,
+) -> "PgvectorIndex":
+    """Open a table that `jaxretr export --to pgvector` wrote.
+
+    Args:
+      text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the
+        password in ~/.pgpass or PGPASSWORD.
+      name: the index's name in requests.
+      encoder: the model of the service; None: the table's model is not compared with it.
+      connections: the most connections to the database.
+      timeout_s: seconds that a statement may take.
+
+    Raises:
+      UnavailableError: the database cannot be reached.
+      UserError: there is no such table, or another model made it.
+    """
+    return PgvectorIndex(Address.parse(text), name, encoder, connections, timeout_s)
+
+
+class PgvectorIndex:
+    """A table in PostgreSQL as a `WritableIndex`; see `jaxretr.indexes.served`.
+
+    Each write is one transaction; writes are ordered, since each begins by incrementing the sequence number. If an export
+    replaces the table, the next request notices.
+
+    Attributes:
+      name: its name in requests.
+    """
+
+    def __init__(self, address: Address, name: str, encoder: Encoder | None, connections: int, timeout_s: float):
+        """Use `open`."""
+        self.name, self._address, self._encoder = name, address, encoder
+        self._names = Names.of(address.table)
+        self._database = Database(address, connections, timeout_s)
+        self._changing = threading.Lock()
+        self._state: State | None = None
+        self._checked = ""
+        try:
+            self._run(lambda connection, state: None)
+            self._durable = self._run(lambda connection, state: _is_durable(connection))
+        except BaseException:
+            self.close()
+            raise
+        if not self._durable:
+            log.warning("%s: fsync is off, so a power failure loses acknowledged writes", address.shown)
+
+    def __len__(self) -> int:
+        return self._run(lambda connection, state: state.rows)
+
+    @property
+    def dim(self) -> int:
+        """The vectors' dimensions, D."""
+        return self._known.facts.dim
+
+    @property
+    def standing(self) -> Standing:
+        """The standing of the table that the last request found; see `ServedIndex`."""
+        return _standing(self._known)
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """Implement `ServedIndex.is_exact`."""
+        return options.exact or not self._known.facts.settings
+
+    def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
+        """Implement `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        return self.find(vectors, k, options).hits
+
+    def find(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        *,
+        with_documents: bool = False,
+        with_vectors: bool = False,
+    ) -> Findings:
+        """Implement `ServedIndex.find` in one transaction."""
+        vectors = check_questions(vectors, self.dim, k)
+        only = Only(options.where, options.allow, options.deny)
+
+        def ask(connection: Connection, state: State) -> Findings:
+            if vectors.shape[1] != state.facts.dim:
+                raise UserError(f"{self._address.shown}: the table now has another number of dimensions; try again")
+            settings = state.facts.settings
+            width = None
+            if not options.exact and settings:
+                width = width_of(settings, options.target_recall, self._address.shown) or None
+            found = search(connection, self._names, state, vectors, k, width, only)
+            hits = [[Hit(*hit) for hit in zip(one.ids, one.scores, strict=True)] for one in found]
+            return Findings(
+                _standing(state),
+                options.exact or not settings,
+                hits,
+                self._documents(connection, ids_of(hits)) if with_documents else {},
+                self._vectors(connection, ids_of(hits)) if with_vectors else {},
+            )
+
+        return self._run(ask)
+
+    def documents(self, ids: Sequence[str]) -> list[Document | None]:
+        """Implement `ServedIndex.documents`."""
+        found = self._run(lambda connection, state: self._documents(connection, ids))
+        return [found.get(name) for name in ids]
+
+    def _documents(self, connection: Connection, ids: Sequence[str]) -> dict[str, Document]:
+        statement = sql.SQL("SELECT id, title, text, metadata FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        rows = connection.execute(statement, ([name for name in ids if holds(name)],)).fetchall()
+        return {row[0]: Document(*row) for row in rows}
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """Implement `ServedIndex.vectors`."""
+        found = self._run(lambda connection, state: self._vectors(connection, ids))
+        missing = [name for name in ids if name not in found]
+        if missing:
+            raise UserError(f"{missing[0][:80]!r} is not in the index ({len(missing)} such ids); leave it out")
+        return np.array([found[name] for name in ids], np.float32).reshape(len(ids), self.dim)
+
+    def _vectors(self, connection: Connection, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        with connection.cursor(binary=True) as cursor:
+            rows = cursor.execute(statement, ([name for name in ids if holds(name)],)).fetchall()
+        return {row[0]: row[1].to_numpy() for row in rows}
+
+    def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
+        """Implement `WritableIndex.upsert`."""
+        vectors = check_documents(documents, vectors, self.dim)
+        rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
+        for row in rows:
+            for field, value in row.metadata.items():
+                if not is_value(value):
+                    raise UserError(
+                        f"passage {row.id[:80]!r}: the field {field!r} is a {type(value).__name__} or not finite; give "
+                        "strings, numbers, truth values or None"
+                    )
+        sequence, replaced = self._write(
+            lambda connection, state: writing.upsert(connection, self._names, state.generation, rows, vectors)
+        )
+        return Written(sequence, added=len(rows) - replaced, replaced=replaced)
+
+    def delete(self, ids: Sequence[str]) -> Written:
+        """Implement `WritableIndex.delete`."""
+        wanted = [name for name in ids if holds(name)]
+        sequence, gone = self._write(
+            lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
+        )
+        return Written(sequence, deleted=gone)
+
+    def facts(self) -> dict[str, Any]:
+        """Implement `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
+        table = self._names.passages.as_string(None)
+        state, size = self._run(
+            lambda connection, state: (
+                state,
+                connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone(),
+            )
+        )
+        facts = state.facts
+        certificate = None if facts.certificate is None else asdict(facts.certificate) | {"stale": state.changed > 0}
+        return {
+            "engine": "pgvector",
+            "address": self._address.shown,
+            "passages": state.rows,
+            "dim": facts.dim,
+            "model": facts.model,
+            "model_fingerprint": facts.model_fingerprint,
+            "writable": True,
+            "durable": self._durable,
+            "sequence": state.sequence,
+            "changed": state.changed,
+            "bytes": 0,
+            "disk_bytes": size[0] if size else 0,
+            "fields": list(state.fields),
+            "targets": [setting.target for setting in facts.settings],
+            "certificate": certificate,
+            "postgresql": facts.postgresql,
+            "pgvector": facts.pgvector,
+        }
+
+    def close(self) -> None:
+        """Implement `ServedIndex.close`."""
+        self._database.close()
+
+    @property
+    def _known(self) -> State:
+        assert self._state is not None
+        return self._state
+
+    def _run(self, work: Callable[[Connection, State], T], *, writes: bool = False) -> T:
+        """Run work in a transaction that sees one state, after checking whether the table is still the same."""
+
+        def checked(connection: Connection) -> T:
+            state = tables.read_state(connection, self._address, self._state)
+            self._notice(state)
+            return work(connection, state)
+
+        return self._database.run(checked, one_state_of=None if writes else self._names.facts)
+
+    def _write(self, work: Callable[[Connection, State], T | None]) -> T:
+        """Run a write; refuse it if an export has replaced the table, since the vectors may be another model's."""
+        try:
+            found = self._run(work, writes=True)
+        except DatabaseFullError as error:
+            raise StorageFull(str(error)) from None
+        if found is None:
+            raise UserError(f"{self._address.shown}: an export replaced the table during the write; write again")
+        return found
+
+    def _notice(self, state: State) -> None:
+        if state is self._state:
+            return
+        with self._changing:
+            if state.generation != self._checked:
+                facts = state.facts
+                check_model(self._address.shown, facts.dim, facts.model, facts.model_fingerprint, self._encoder)
+                self._checked = state.generation
+            known = self._state
+            if known is None or known.generation != state.generation or known.sequence < state.sequence:
+                self._state = state
+
+
+def _standing(state: State) -> Standing:
+    return Standing(state.facts.model, state.facts.model_fingerprint, state.sequence)
+
+
+def _is_durable(connection: Connection) -> bool:
+    """Whether committed writes survive a power failure; each write turns `synchronous_commit` on."""
+    return connection.execute("SELECT current_setting('fsync')").fetchone() == ("on",)

@@ -1,0 +1,157 @@
+"""The source of an exported index: the rows of an embedding store, checked, in pieces, and their passages."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.runtime.errors import UserError
+
+T = TypeVar("T")
+
+PIECE_ROWS = 4096
+
+
+def silent(rows: int) -> None:
+    """Do nothing, for callers that show no progress."""
+
+
+@dataclass(frozen=True)
+class IndexSource:
+    """The passages of a store.
+
+    Attributes:
+      store: a complete store of passages.
+      ids: N ids, all different.
+    """
+
+    store: EmbeddingStore
+    ids: list[str]
+
+    @classmethod
+    def open(cls, store: EmbeddingStore) -> "IndexSource":
+        """Read the ids.
+
+        Raises:
+          UserError: an id occurs twice, or the file of ids is damaged.
+        """
+        ids = store.read_ids()
+        if len(set(ids)) != len(ids):
+            seen: dict[str, int] = {}
+            for row, name in enumerate(ids):
+                if (first := seen.setdefault(name, row)) != row:
+                    raise UserError(
+                        f"{store.folder}: the id {name!r} is at row {first} and at row {row}; give every passage "
+                        "an id of its own and encode the corpus again"
+                    )
+        return cls(store, ids)
+
+    def facts(self) -> dict[str, Any]:
+        """The facts about the store for a manifest."""
+        names = ("model", "model_fingerprint", "texts_fingerprint", "rows", "dim", "compute")
+        return {name: getattr(self.store.meta, name) for name in names}
+
+    def pieces(self, advance: Callable[[int], None] = silent) -> Iterator[np.ndarray]:
+        """Yield float32 [at most PIECE_ROWS, D], all rows in their order.
+
+        Args:
+          advance: called with the number of rows that were taken since the last call.
+
+        Raises:
+          UserError: a number is not finite.
+        """
+        row = 0
+        for block in self.store.blocks():
+            for start in range(0, len(block), PIECE_ROWS):
+                piece = np.asarray(block[start : start + PIECE_ROWS], np.float32)
+                finite = np.isfinite(piece).all(axis=1)
+                if not finite.all():
+                    raise UserError(
+                        f"{self.store.folder}: row {row + int(np.argmin(finite))} holds NaN or infinity; encode it again"
+                    )
+                yield piece
+                row += len(piece)
+                advance(len(piece))
+
+    def check_ids_of_lines(self, target: str) -> None:
+        """Refuse ids that do not come back from a file with one id a line, which is stripped when it is read.
+
+        Raises:
+          UserError: such an id.
+        """
+        for row, name in enumerate(self.ids):
+            if not name or name != name.strip() or "\n" in name or "\r" in name:
+                raise UserError(
+                    f"{self.store.folder}: the id {name!r} of row {row} is empty, has a line break, or white space at "
+                    f"an end, which {target} does not hold; give the passage another id and encode the corpus again"
+                )
+
+    def same_texts(self, corpus: str | Path) -> CorpusStream:
+        """Open the corpus that the store was encoded from.
+
+        Raises:
+          UserError: it has other passages or texts.
+        """
+        stream = CorpusStream([corpus])
+        if stream.fingerprint != self.store.meta.texts_fingerprint:
+            raise UserError(
+                f"{stream.name}: has other passages or texts than {self.store.folder} was encoded from; give the corpus "
+                "that was encoded"
+            )
+        return stream
+
+    def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
+        """Yield the other fields of each row of the store, from the corpus that was encoded.
+
+        Args:
+          rows: ("path:line", id, value) of each row of the corpus.
+          corpus: the corpus's file, for errors.
+
+        Raises:
+          UserError: the corpus has other passages, or in another order, than the store.
+        """
+        wrong = f"give the corpus that {self.store.folder} was encoded from"
+        count = 0
+        for where, name, value in rows:
+            if count == len(self.ids):
+                raise UserError(f"{where}: has more passages than the store's {count}; {wrong}")
+            if name != self.ids[count]:
+                raise UserError(f"{where}: passage {name!r} is where the store has {self.ids[count]!r}; {wrong}")
+            yield value
+            count += 1
+        if count < len(self.ids):
+            raise UserError(f"{corpus}: ends after {count} passages of the store's {len(self.ids)}; {wrong}")
+
+
+def rebatched(pieces: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
+    """Join and cut arrays [n, D] so that each but the last has `rows` rows: one shape means one compiled program."""
+    held: list[np.ndarray] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        while count >= rows:
+            joined = np.concatenate(held) if len(held) > 1 else held[0]
+            yield joined[:rows]
+            held, count = [joined[rows:]], count - rows
+    if count:
+        yield np.concatenate(held)
+
+
+# Bytes of a number on average, with sign, point, exponent and comma, in vectors of length 1.
+_BYTES_A_NUMBER = 13
+_BYTES_A_ROW = 100
+
+
+def as_json(vector: np.ndarray) -> str:
+    """A vector as a JSON list of numbers of nine digits, which is enough to read every float32 back unchanged."""
+    return "[" + ",".join(["%.9g"] * len(vector)) % tuple(vector.tolist()) + "]"
+
+
+def expected_bytes(rows: int, dim: int) -> int:
+    """The approximate size of a file of so many vectors, in bytes."""
+    return rows * (dim * _BYTES_A_NUMBER + _BYTES_A_ROW)

@@ -1,0 +1,1 @@
+"""The losses: arrays in, arrays out."""

@@ -1,0 +1,1 @@
+"""Hard negatives and lexical sets."""

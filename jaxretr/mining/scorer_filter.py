@@ -1,0 +1,110 @@
+"""A scorer as the judge of mined negatives: it drops those it finds too good, and gives scores to distil from.
+
+NV-Retriever (https://arxiv.org/abs/2407.15831) drops candidates that a teacher scores near the positive or above it, since
+they are often unjudged positives.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from jaxretr.data.pairs import Pair
+from jaxretr.data.questions import Question
+from jaxretr.embeddings.pair_scores import score_pairs
+from jaxretr.mining.negatives import Mined, Passages
+from jaxretr.models.any_scorer import Scorer
+from jaxretr.models.pair_scorer import CrossEncoder
+from jaxretr.runtime.errors import UsageError
+
+# Questions whose passages are scored together.
+_QUESTIONS = 256
+
+
+@dataclass(frozen=True)
+class ScorerFilter:
+    """The conditions on a scorer's scores under which a candidate is a negative.
+
+    Attributes:
+      scorer: the model.
+      max_share: a negative's probability is at most this share of the best positive's: sigmoid(logit) for cross-encoders,
+        exp(mean log-likelihood of a token) for language models; None: no such filter.
+      margin: a negative's raw score is at most the best positive's less this; None: no such filter.
+    """
+
+    scorer: Scorer
+    max_share: float | None = None
+    margin: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_share is not None and not 0 < self.max_share <= 1:
+            raise UsageError(f"the largest share of a positive's score is between 0 and 1, not {self.max_share}")
+        if self.margin is not None and not math.isfinite(self.margin):
+            raise UsageError(f"the margin of a scorer's scores must be a finite number, not {self.margin}")
+
+    def passes(self, scores: np.ndarray, positives: np.ndarray) -> np.ndarray:
+        """Whether each candidate is a negative, bool [K], from raw scores float32 [K] and [P] of one question."""
+        best = positives.max(keepdims=True)
+        passes = np.ones(len(scores), bool)
+        if self.margin is not None:
+            passes &= scores <= best - np.float32(self.margin)
+        if self.max_share is not None:
+            passes &= self.probabilities(scores) <= self.max_share * self.probabilities(best)
+        return passes
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """Map raw scores to probabilities between 0 and 1, float64 [K]."""
+        scores = scores.astype(np.float64)
+        if isinstance(self.scorer, CrossEncoder):
+            return np.exp(-np.logaddexp(0.0, -scores))
+        return np.exp(scores)
+
+
+def judged_by_scorer(
+    mined: Iterable[Mined],
+    questions: Sequence[Question],
+    positives: Sequence[Sequence[int]],
+    passages: Passages,
+    rule: ScorerFilter,
+    negatives: int,
+) -> Iterator[Mined]:
+    """Yield the negatives that pass a scorer, with its raw scores of them and of the positives.
+
+    Args:
+      mined: all candidates of each of B questions, none of them left out for being surplus.
+      questions: B questions.
+      positives: the rows of all positives of each question, [B][P].
+      passages: the corpus.
+      rule: the conditions for candidates to pass.
+      negatives: the most negatives of a question; the best ranked are taken.
+    """
+    rest = iter(mined)
+    for start in range(0, len(questions), _QUESTIONS):
+        block = list(islice(rest, _QUESTIONS))
+        pairs = [
+            Pair(questions[number].text, passages.titles[row], passages.texts[row])
+            for number, of_one in enumerate(block, start=start)
+            for row in (*positives[number], *of_one.rows.tolist())
+        ]
+        scores = score_pairs(rule.scorer, pairs, len(pairs), shown=False)
+        at = 0
+        for number, of_one in enumerate(block, start=start):
+            of_positives = scores[at : at + len(positives[number])]
+            of_candidates = scores[at + len(of_positives) :][: len(of_one.rows)]
+            at += len(of_positives) + len(of_candidates)
+            yield _judged(of_one, of_candidates, of_positives, rule, negatives)
+
+
+def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule: ScorerFilter, negatives: int) -> Mined:
+    passing = np.flatnonzero(rule.passes(scores, positive_scores))
+    kept = passing[:negatives]
+    # As in `hard_negatives`, candidates behind the last one that is kept were not looked at.
+    looked_at = int(kept[-1]) + 1 if len(kept) == negatives else len(scores)
+    dropped = {
+        **mined.dropped,
+        "scorer": looked_at - len(kept),
+        "surplus": mined.dropped["surplus"] + len(scores) - looked_at,
+    }
+    return replace(mined, rows=mined.rows[kept], scores=scores[kept], positive_scores=positive_scores, dropped=dropped)

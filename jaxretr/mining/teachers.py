@@ -1,0 +1,302 @@
+"""The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
+
+import functools
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from jaxretr.data.arrays import write_array
+from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.data.lexical_set import Ranking
+from jaxretr.data.mapped_texts import QueryStore
+from jaxretr.data.questions import Question
+from jaxretr.data.run_reading import read_run
+from jaxretr.data.text_rows import find_input, input_digest
+from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION, rank
+from jaxretr.indexes.bm25.words import Bm25Settings
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.storage.files import reserve, write_json
+
+if TYPE_CHECKING:
+    from jaxretr.models.combined_encoder import CombinedEncoder
+    from jaxretr.models.dual_encoder import DualEncoder
+
+log = logging.getLogger(__name__)
+
+_ROWS, _SCORES = "rows.npy", "scores.npy"
+
+# Passages encoded, and queries searched, between two saved states.
+_PASSAGES = 50_000
+_QUERIES = 16_384
+
+# Bytes of embeddings on a device that does not report its memory.
+_RESIDENT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task that every teacher gets: passages to rank for queries.
+
+    Attributes:
+      corpus: N passages.
+      queries: Q texts.
+      query_ids: Q ids of given queries; None for sentences.
+      depth: K, ranks to find.
+      threads: queries ranked in parallel.
+      shard_passages: passages whose words are in memory at a time.
+    """
+
+    corpus: CorpusStream
+    queries: QueryStore
+    query_ids: Sequence[str] | None
+    depth: int
+    threads: int
+    shard_passages: int
+
+
+class Ranker(Protocol):
+    """A teacher."""
+
+    @property
+    def name(self) -> str:
+        """The teacher's name on the command line and in the set."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the facts that decide its ranking; a set that is continued must agree in them."""
+        ...
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        """Ranks, or continues an interrupted call from its state in `folder`."""
+        ...
+
+
+def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Ranker]:
+    """Return the teachers of these names: bm25, run:FILE or model:MODEL.
+
+    Raises:
+      UsageError: an unknown or repeated teacher, or settings of BM25 without it.
+    """
+    teachers: list[Ranker] = []
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UsageError(f"--teacher {name} is given twice; name each teacher once")
+        kind, _, value = name.partition(":")
+        if name == "bm25":
+            teachers.append(Bm25Teacher(bm25 or Bm25Settings()))
+        elif kind == "run" and value:
+            teachers.append(RunTeacher(name, value))
+        elif kind == "model" and value:
+            teachers.append(ModelTeacher(name, value))
+        else:
+            hint = did_you_mean(kind, ("bm25", "run", "model"))
+            raise UsageError(f"--teacher {name}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
+    if bm25 is not None and "bm25" not in names:
+        raise UsageError("settings of BM25 (--k1, --b, ...) have no effect without --teacher bm25; leave them out")
+    return teachers
+
+
+def file_digest(path: str | Path, stem: str = "") -> str:
+    """Return the sha256 (hexadecimal) of a file's bytes, or of a named data set's version and checksums."""
+    return input_digest(find_input(path, stem))
+
+
+@dataclass(frozen=True)
+class Bm25Teacher:
+    """A teacher that ranks by BM25; equal scores by passage id."""
+
+    settings: Bm25Settings
+    name: str = "bm25"
+
+    def identity(self) -> dict[str, Any]:
+        return {**asdict(self.settings), "format": FORMAT_VERSION}
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        ranked = rank(
+            task.corpus.passages,
+            task.queries,
+            folder,
+            self.settings,
+            depth=task.depth,
+            corpus_name=task.corpus.name,
+            corpus_fingerprint=task.corpus.fingerprint,
+            queries_fingerprint=task.queries.fingerprint(),
+            shard_passages=task.shard_passages,
+            threads=task.threads,
+            progress=Progress,
+        )
+        return Ranking(self.name, ranked.rows, ranked.scores)
+
+
+@dataclass(frozen=True)
+class RunTeacher:
+    """A teacher that ranks by a run over the given queries; equal scores by passage id, as for BM25."""
+
+    name: str
+    path: str
+
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": file_digest(self.path)}
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        if not (folder / _SCORES).is_file():
+            self._write(task, folder)
+        return Ranking(self.name, *(np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES)))
+
+    def _write(self, task: Task, folder: Path) -> None:
+        assert task.query_ids is not None
+        run = read_run(self.path)
+        without = [id for id in task.query_ids if not run.get(id)]
+        if len(without) == len(task.query_ids):
+            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids match")
+        if without:
+            log.warning(
+                "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
+                self.path,
+                len(without),
+                len(task.query_ids),
+                without[0],
+            )
+        ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
+        wanted = {id for ids in ranked for id in ids}
+        row_of_id = {p.id: row for row, (_, p) in enumerate(task.corpus.passages()) if p.id in wanted}
+        rows = np.full((len(ranked), task.depth), -1, np.int32)
+        scores = np.zeros(rows.shape, np.float32)
+        for number, ids in enumerate(ranked):
+            query_id = task.query_ids[number]
+            unknown = next((id for id in ids if id not in row_of_id), None)
+            if unknown is not None:
+                raise UserError(
+                    f"{self.path}: passage '{unknown}', found for query '{query_id}', is not in {task.corpus.name}; "
+                    "give the corpus that was searched"
+                )
+            rows[number, : len(ids)] = [row_of_id[id] for id in ids]
+            scores[number, : len(ids)] = [run[query_id][id] for id in ids]
+        write_array(folder / _ROWS, rows.shape, np.int32, [rows])
+        write_array(folder / _SCORES, scores.shape, np.float32, [scores])
+
+
+def _best(hits: Mapping[str, float], depth: int) -> list[str]:
+    return sorted(hits, key=lambda id: (-hits[id], id))[:depth]
+
+
+@dataclass(frozen=True)
+class ModelTeacher:
+    """A teacher that ranks by a dense model's exact search; equal scores by row."""
+
+    name: str
+    model: str
+
+    def identity(self) -> dict[str, Any]:
+        from jaxretr.embeddings.fingerprints import model_fingerprint
+
+        # The fingerprint of the question side, which includes a combined model's weights.
+        return {"fingerprint": model_fingerprint(self._encoder, "question")}
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        shape = (len(task.queries), task.depth)
+        done = _Done(folder / "done.json")
+        if done["queries"] < shape[0]:
+            self._encode(task.corpus, folder, done)
+            self._search(task, folder, done)
+        rows, scores = (np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES))
+        return Ranking(self.name, rows, scores)
+
+    @functools.cached_property
+    def _encoder(self) -> "DualEncoder | CombinedEncoder":
+        # Imported here: it brings JAX, which a ranking by BM25 does without.
+        from jaxretr.models.combined_encoder import load_encoder
+
+        return load_encoder(self.model)
+
+    def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
+        from jaxretr.embeddings.encoding import encode_rows
+
+        shape = (corpus.num_rows, self._encoder.config.embedding_size)
+        if done["passages"] == corpus.num_rows:
+            return
+        embeddings = _open_array(folder / "embeddings.npy", shape, "float32", done["passages"])
+        with Progress(corpus.num_rows, "passage", "encoded") as progress:
+            progress.skip(done["passages"])
+            for start, passages in _batches(corpus, done["passages"]):
+                content = Corpus.from_passages(passages)
+                found, _ = encode_rows(self._encoder, content, advance=progress.advance)
+                embeddings[start : start + len(content)] = found
+                embeddings.flush()
+                done["passages"] = start + len(content)
+
+    def _search(self, task: Task, folder: Path, done: "_Done") -> None:
+        from jaxretr.embeddings.encoding import encode_rows
+        from jaxretr.indexes.exact import ExactIndex
+
+        embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
+        index = ExactIndex(embeddings, max_device_bytes=_device_bytes())
+        shape = (len(task.queries), task.depth)
+        rows = _open_array(folder / _ROWS, shape, "int32", done["queries"])
+        scores = _open_array(folder / _SCORES, shape, "float32", done["queries"])
+        found = min(task.depth, len(index))
+        with Progress(shape[0], "query", "searched") as progress:
+            progress.skip(done["queries"])
+            for start in range(done["queries"], shape[0], _QUERIES):
+                texts = task.queries[start : start + _QUERIES]
+                questions = [Question(str(number), text) for number, text in enumerate(texts)]
+                vectors, _ = encode_rows(self._encoder, questions)
+                block = slice(start, start + len(texts))
+                rows[block] = -1
+                scores[block] = 0
+                scores[block, :found], rows[block, :found] = index.search_rows(vectors, found)
+                rows.flush()
+                scores.flush()
+                done["queries"] = block.stop
+                progress.advance(len(texts))
+
+
+class _Done:
+    """The numbers of finished passages and queries, stored in a file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._counts = json.loads(path.read_text()) if path.is_file() else {"passages": 0, "queries": 0}
+
+    def __getitem__(self, what: Literal["passages", "queries"]) -> int:
+        return self._counts[what]
+
+    def __setitem__(self, what: Literal["passages", "queries"], count: int) -> None:
+        self._counts[what] = count
+        write_json(self._path, self._counts)
+
+
+def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
+    """Open a file whose first `done` rows are finished, or create it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = "r+" if done else "w+"
+    array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    if not done:
+        reserve(path)
+    return array
+
+
+def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
+    """Yield (row of the first passage, passages), from row `start`."""
+    batch: list[Passage] = []
+    for row, (_, passage) in enumerate(corpus.passages()):
+        if row < start:
+            continue
+        batch.append(passage)
+        if len(batch) == _PASSAGES or row + 1 == corpus.num_rows:
+            yield row + 1 - len(batch), batch
+            batch = []
+
+
+def _device_bytes() -> int:
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["bytes_limit"] // 2 if "bytes_limit" in stats else _RESIDENT_BYTES

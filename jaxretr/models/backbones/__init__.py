@@ -1,0 +1,1 @@
+"""The towers' networks and their layers."""

@@ -1,0 +1,74 @@
+"""The encoder of a tower, of any architecture: token ids and lengths to a state for each token."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.models.backbones.backbone_config import Backbone
+from jaxretr.models.backbones.bert import BertEncoder
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params, define
+from jaxretr.models.backbones.rotary import RotaryEncoder
+from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.models.backbones.t5_encoder import T5Encoder
+
+
+def make_backbone(
+    backbone: Backbone,
+    *,
+    adapter: AdapterShape | None = None,
+    dtype: Any = jnp.float32,
+    stacked: bool = True,
+    rngs: nnx.Rngs,
+) -> BertEncoder | RotaryEncoder | T5Encoder:
+    """Create the encoder of a shape; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+    settings: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "stacked": stacked, "rngs": rngs}
+    if isinstance(backbone, BertConfig):
+        return BertEncoder(backbone, **settings)
+    if isinstance(backbone, RotaryConfig):
+        return RotaryEncoder(backbone, **settings)
+    return T5Encoder(backbone, **settings)
+
+
+def token_states(
+    backbone: Backbone,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    dtype: Any,
+    adapter: AdapterShape | None = None,
+    keys: jax.Array | None = None,
+    **options: Any,
+) -> jax.Array:
+    """Run an encoder as a pure function; to be traced within `layers.matmuls_in(dtype)`.
+
+    Args:
+      backbone: shape of the encoder.
+      params: parameters of the encoder, those of its adapters under "adapter"; for a program without a backward pass
+        the layers may be unstacked.
+      tokens: token ids, any integer type [B, L], padded on the right.
+      lengths: number of real tokens of each row, int32 [B].
+      dtype: type of the matmuls' operands.
+      adapter: shape of the adapters that are computed.
+      keys: one PRNG key per row [B], which switches dropout on.
+      options: `keep_matmuls`, `words` and `types`, as in `BertEncoder`.
+
+    Returns:
+      float32 [B, L, D].
+    """
+    stacked = 0 not in params.get("layers", {})
+    encoder = nnx.merge(_graph(backbone, adapter, jnp.dtype(dtype).name, stacked), params)
+    return encoder(tokens, lengths, keys, **options)
+
+
+@cache
+def _graph(backbone: Backbone, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return make_backbone(backbone, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
+
+    return define(make)[0]

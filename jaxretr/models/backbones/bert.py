@@ -1,0 +1,156 @@
+"""The BERT encoder (Devlin et al. 2019), and encoders with its layers: Megatron's, RoBERTa's, DistilBERT's, MPNet's."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.models.backbones.adapter_layers import (
+    LayerAdapter,
+    adapted,
+    beside_feed_forward,
+    layers_and_adapters,
+    make_adapters,
+)
+from jaxretr.models.backbones.attention_kernels import KeyBias
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
+from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
+from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, attend, key_bias
+from jaxretr.models.backbones.positions import relative_bias
+
+FURTHEST = 128
+"""The distance from which MPNet's relative positions share a bias."""
+
+
+class BertLayer(nnx.Module):
+    """Self-attention and feed-forward, each with a residual connection."""
+
+    def __init__(self, config: BertConfig, *, dtype: Any, rngs: nnx.Rngs):
+        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
+        self.query = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.key = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.value = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        # Additions to the residual stream are not rounded before they are added.
+        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.attention_norm = LayerNorm(size, config.layer_norm_eps)
+        self.ffn_in = Dense(size, inner, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.ffn_norm = LayerNorm(size, config.layer_norm_eps)
+        self.config = config
+        self.dtype = dtype
+
+    def __call__(
+        self, x: jax.Array, bias: KeyBias, keys: jax.Array | None, adapter: LayerAdapter | None = None
+    ) -> jax.Array:
+        """Run one layer: x float32 [B, L, D] -> float32 [B, L, D]."""
+        drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
+        drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
+        if self.config.pre_layer_norm:
+            x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention, adapter))
+            normed = self.ffn_norm(x)
+            return x + drop_hidden(self.feed_forward(normed, adapter)) + beside_feed_forward(adapter, normed)
+        x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention, adapter)))
+        return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
+
+    def attention(self, x: jax.Array, bias: KeyBias, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
+        batch, length, size = x.shape
+        heads = self.config.num_attention_heads
+        split = (batch, length, heads, size // heads)
+        q, k, v = (self.dense(name, x, adapter).reshape(split) for name in ("query", "key", "value"))
+        mixed = attend(q, k, v, bias, self.dtype, drop, scale=(size // heads) ** -0.5)
+        return self.dense("attention_out", mixed, adapter)
+
+    def feed_forward(self, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        inner = ACTIVATIONS[self.config.hidden_act](self.dense("ffn_in", x, adapter).astype(jnp.float32))
+        return self.dense("ffn_out", inner, adapter)
+
+    def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        return adapted(getattr(self, name), name, x, adapter)
+
+
+class BertEncoder(nnx.Module):
+    """Encoder from token ids to contextual vectors, without a pooler: DPR and ART use the last layer's state itself."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        adapter: AdapterShape | None = None,
+        dtype: Any = jnp.float32,
+        stacked: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        size, std = config.hidden_size, config.initializer_range
+        self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
+        self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
+        if config.type_vocab_size:
+            self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
+        if config.relative_attention_num_buckets:
+            buckets, heads = config.relative_attention_num_buckets, config.num_attention_heads
+            self.relative_positions = Embedding(buckets, heads, std=std, rngs=rngs)
+        count = config.num_hidden_layers
+        # Without layers there is no branch of parameters either: checkpoints refuse empty arrays.
+        if count:
+            make = lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
+            self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
+        if count and adapter is not None:
+            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
+        # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
+        self.norm = LayerNorm(size, config.layer_norm_eps)
+        self.config = config
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        keep_matmuls: bool = False,
+        words: jax.Array | None = None,
+        types: jax.Array | None = None,
+    ) -> jax.Array:
+        """Encode a batch.
+
+        Args:
+          tokens: token ids, any integer type [B, L], padded on the right.
+          lengths: number of real tokens of each row, int32 [B].
+          keys: one PRNG key per row [B], which switches dropout on.
+          keep_matmuls: as in `scan_layers`.
+          words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
+          types: types of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the
+            second segment of a passage's title and text, as in DPR and ART.
+
+        Returns:
+          float32 [B, L, D].
+        """
+        length = tokens.shape[1]
+        # Sum of the embeddings of words, positions and types, float32 [B, L, D].
+        x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
+        if self.config.positions_skip_padding:
+            counted = tokens != self.config.pad_token_id
+            place = jnp.maximum(jnp.cumsum(counted, axis=1) - 1, 0)
+            x = x + jnp.where(counted[..., None], self.position_embedding(place), 0)
+        else:
+            x = x + self.position_embedding(jnp.arange(length))
+        if self.config.type_vocab_size:
+            x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
+        if not self.config.pre_layer_norm:
+            x = self.norm(x)
+        x = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)(x)
+        if self.config.num_hidden_layers:
+            positions = None
+            if self.config.relative_attention_num_buckets:
+                positions = relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
+            bias = key_bias(lengths, length, positions)
+            x = scan_layers(
+                layers_and_adapters(self),
+                x,
+                lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:]),
+                keys,
+                keep_matmuls=keep_matmuls,
+            )
+        return self.norm(x) if self.config.pre_layer_norm else x

@@ -1,0 +1,212 @@
+"""Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.models.backbones.adapter_layers import (
+    LayerAdapter,
+    adapted,
+    beside_feed_forward,
+    layers_and_adapters,
+    make_adapters,
+)
+from jaxretr.models.backbones.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
+from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
+from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias
+from jaxretr.models.backbones.positions import rotary_frequencies, rotate
+from jaxretr.models.backbones.rotary_config import RotaryConfig
+
+
+class Sight(NamedTuple):
+    """Positions and mask of the layers of one kind, global or local.
+
+    Attributes:
+      cos: cosines of each position's angles, float32 [L, d / 2].
+      sin: sines of each position's angles, float32 [L, d / 2].
+      hidden: addition to the scores, float32 [1, 1, keys, queries]: 0, or a very negative number.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    hidden: jax.Array
+
+
+class RotaryLayer(nnx.Module):
+    """Self-attention and a gated feed-forward block, each with a residual connection."""
+
+    def __init__(self, config: RotaryConfig, *, dtype: Any, rngs: nnx.Rngs):
+        biased = config.dense_biases()
+        for name, (inputs, outputs) in config.dense_sizes().items():
+            std = config.initializer_range
+            # Additions to the residual stream are not rounded before they are added.
+            result = jnp.float32 if name.endswith("_out") else dtype
+            dense = Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs, result=result)
+            setattr(self, name, dense)
+        self.attention_norm = _norm(config)
+        self.ffn_norm = _norm(config)
+        if config.norm_order == "sandwich":
+            self.attention_out_norm = _norm(config)
+            self.ffn_out_norm = _norm(config)
+        if config.qk_norm:
+            self.query_norm = RMSNorm(config.head_dim, config.norm_eps, offset=config.norm_offset)
+            self.key_norm = RMSNorm(config.head_dim, config.norm_eps, offset=config.norm_offset)
+        self.config = config
+        self.dtype = dtype
+
+    def __call__(
+        self,
+        x: jax.Array,
+        number: Any,
+        sight: Sight,
+        padding: jax.Array,
+        keys: jax.Array | None,
+        adapter: LayerAdapter | None = None,
+    ) -> jax.Array:
+        """Run one layer.
+
+        Args:
+          x: states, float32 [B, L, D].
+          number: number of this layer, an int or a traced int32 scalar.
+          sight: positions and mask of this layer's kind.
+          padding: bias that hides padding keys, float32 [B, 1, L, 1].
+          keys: one PRNG key per row [B], which switches dropout on.
+          adapter: adapter of this layer.
+
+        Returns:
+          float32 [B, L, D].
+        """
+        drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
+        drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
+        if self.config.norm_order == "post":
+            x = self.attention_norm(x + drop_hidden(self.attention(x, sight, padding, drop_attention, adapter)))
+            return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
+        normed = self.attention_norm(x)
+        if not self.config.first_norm:
+            normed = jnp.where(number == 0, x, normed)
+        mixed = self.attention(normed, sight, padding, drop_attention, adapter)
+        sandwich = self.config.norm_order == "sandwich"
+        x = x + drop_hidden(self.attention_out_norm(mixed) if sandwich else mixed)
+        normed = self.ffn_norm(x)
+        inner = self.feed_forward(normed, adapter)
+        inner = self.ffn_out_norm(inner) if sandwich else inner
+        return x + drop_hidden(inner) + beside_feed_forward(adapter, normed)
+
+    def attention(
+        self, x: jax.Array, sight: Sight, padding: jax.Array, drop: Dropout, adapter: LayerAdapter | None
+    ) -> jax.Array:
+        config, size = self.config, self.config.head_dim
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        if config.fused:
+            cuts = (heads * size, (heads + groups) * size)
+            parts = jnp.split(self.dense("qkv", x, adapter), cuts, axis=-1)
+        else:
+            parts = [self.dense(name, x, adapter) for name in ("query", "key", "value")]
+        q, k, v = (part.reshape(*part.shape[:2], -1, size) for part in parts)
+        if config.qk_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        scale = config.attention_scale or size**-0.5
+        q, k = (
+            rotate(q.astype(jnp.float32) * scale, sight.cos, sight.sin),
+            rotate(k.astype(jnp.float32), sight.cos, sight.sin),
+        )
+        if heads != groups:
+            k, v = (jnp.repeat(part, heads // groups, axis=2) for part in (k, v))
+        mixed = attend(q, k, v, padding + sight.hidden, self.dtype, drop)
+        return self.dense("attention_out", mixed, adapter)
+
+    def feed_forward(self, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        if self.config.fused:
+            gate, inner = jnp.split(self.dense("ffn_in", x, adapter), 2, axis=-1)
+        else:
+            gate, inner = self.dense("ffn_gate", x, adapter), self.dense("ffn_in", x, adapter)
+        return self.dense("ffn_out", ACTIVATIONS[self.config.hidden_act](gate.astype(jnp.float32)) * inner, adapter)
+
+    def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        return adapted(getattr(self, name), name, x, adapter)
+
+
+def _norm(config: RotaryConfig) -> LayerNorm | RMSNorm:
+    size, eps = config.hidden_size, config.norm_eps
+    if config.norm == "rms":
+        return RMSNorm(size, eps, offset=config.norm_offset)
+    return LayerNorm(size, eps, bias=config.norm_bias)
+
+
+class RotaryEncoder(nnx.Module):
+    """Encoder from token ids to contextual vectors; the head that predicts a decoder's next token is left out."""
+
+    def __init__(
+        self,
+        config: RotaryConfig,
+        *,
+        adapter: AdapterShape | None = None,
+        dtype: Any = jnp.float32,
+        stacked: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        size, std = config.hidden_size, config.initializer_range
+        self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
+        if config.type_vocab_size:
+            self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
+        if config.embedding_norm:
+            self.embedding_norm = _norm(config)
+        count = config.num_hidden_layers
+        make = lambda rngs: RotaryLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
+        self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
+        if adapter is not None:
+            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
+        if config.norm_order != "post":
+            self.norm = _norm(config)
+        self.config = config
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        keep_matmuls: bool = False,
+        words: jax.Array | None = None,
+        types: jax.Array | None = None,
+    ) -> jax.Array:
+        """Encode a batch; arguments and result are those of `BertEncoder`."""
+        config, length = self.config, tokens.shape[1]
+        x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        if config.type_vocab_size:
+            x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
+        if config.embedding_norm:
+            x = self.embedding_norm(x)
+        x = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)(x)
+        padding, kinds = mask_bias(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
+        sights = {local: _sight(config, length, local=local) for local in sorted(set(kinds))}
+
+        def apply(pair: Any, x: jax.Array, keys: jax.Array | None, number: Any) -> jax.Array:
+            if len(sights) == 1 or isinstance(number, int):
+                sight = sights[kinds[number if len(sights) > 1 else 0]]
+            else:
+                local = jnp.asarray(kinds)[number]
+                sight = jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
+            return pair[0](x, number, sight, padding, keys, *pair[1:])
+
+        x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)
+        return x if config.norm_order == "post" else self.norm(x)
+
+
+def _sight(config: RotaryConfig, length: Any, *, local: bool = False) -> Sight:
+    """Return the positions and mask of the global or the local layers, for texts padded to `length` tokens."""
+    theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
+    place = jnp.arange(length)
+    turns = jnp.asarray(rotary_frequencies(config.head_dim, theta, scaling), jnp.float32)
+    angles = place[:, None].astype(jnp.float32) * turns
+    distance = place[:, None] - place[None, :]  # key - query
+    hidden = distance > (0 if config.causal else length)
+    if local:
+        hidden |= jnp.abs(distance) > config.window
+    return Sight(jnp.cos(angles), jnp.sin(angles), jnp.where(hidden, -1e9, 0.0)[None, None])

@@ -1,0 +1,211 @@
+"""Cross-encoders and causal language models in Hugging Face folders."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.models.hub.encoder_checkpoint import ACTIVATION_NAMES
+from jaxretr.models.hub.encoder_params import (
+    encoder_shape_of,
+    export_encoder,
+    import_checkpoint,
+    names_of,
+    without_task,
+)
+from jaxretr.models.hub.head_names import HEADS, HeadNames, default_head, head_names
+from jaxretr.models.hub.hf_files import config_fields, open_scorer, read_json, stated_architecture
+from jaxretr.models.hub.name_table import read_rows, write_rows
+from jaxretr.models.scorers.causal_lm import LM_HEAD, CausalLmConfig
+from jaxretr.models.scorers.cross_encoder import HEAD, abstract_params
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
+from jaxretr.runtime.errors import UserError
+
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_OUTPUT = "lm_head.weight"
+_NOTHING = re.compile(r"(?!)")
+
+
+class LoadedCrossEncoder(NamedTuple):
+    """Content of a cross-encoder's folder except for its tokenizer: its shape, and float32 numpy arrays."""
+
+    config: CrossEncoderConfig
+    params: Params
+
+
+def is_cross_encoder(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a config.json belongs to an encoder with a classification head."""
+    return stated_architecture(config, where).endswith("ForSequenceClassification")
+
+
+def is_causal_lm(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a config.json belongs to a decoder with its output layer."""
+    return stated_architecture(config, where).endswith("ForCausalLM")
+
+
+def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
+    """Return the shape of an encoder with a classification head, by its config.json alone; raises as
+    `read_cross_encoder`."""
+    config = read_json(folder, "config.json")
+    backbone, _ = _below_head(config, str(folder))
+    return CrossEncoderConfig(backbone, _head_shape(backbone, config, str(folder)))
+
+
+def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
+    """Read an encoder with a classification head of one score.
+
+    Args:
+      folder: folder with config.json and the weights.
+
+    Raises:
+      UserError: an architecture without such a head, another number of scores, a setting that is not supported, or
+        tensors that are missing, left over or of a wrong shape.
+    """
+    config, tensors = open_scorer(folder)
+    backbone, names = _below_head(config, tensors.where)
+    shape = _head_shape(backbone, config, tensors.where)
+    there, out = set(tensors.names), f"{names.out}.weight"
+    if out in there and (labels := tensors.shape(out)[0]) != 1:
+        raise UserError(
+            f"{folder}: its head gives {labels} scores, one for each of {labels} classes; give a cross-encoder with one "
+            "score (num_labels 1)"
+        )
+    rows = names.rows(shape)
+    of_head = {row.theirs for row in rows}
+    bare = {**without_task(config, tensors.where), "architectures": [names_of(backbone).encoder]}
+    encoder = import_checkpoint(bare, tensors.select(lambda name: name not in of_head))
+    found = CrossEncoderConfig(encoder.config, shape)
+    shapes = {HEAD: abstract_params(found)[HEAD]}
+    head = read_rows(rows, shapes, tensors.select(of_head.__contains__), ignored=_NOTHING, dtype=np.float32)
+    return LoadedCrossEncoder(found, {BACKBONE: encoder.params, **head})
+
+
+def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
+    """Read a causal language model as a cross-encoder whose score is the logit of one token less that of another.
+
+    Args:
+      folder: folder with config.json and the weights.
+      yes: id of the token for a passage that answers the question.
+      no: id of the other token; None: the score is the first one's logit alone.
+
+    Raises:
+      UserError: as for `read_causal_lm`.
+    """
+    backbone, params, output = _read_decoder(folder)
+    table = params["word_embedding"]["table"] if output is None else output
+    if not all(0 <= token < len(table) for token in (yes, no or 0)):
+        raise UserError(
+            f"{folder}: the answers' ids {yes} and {no} are not in its vocabulary; copy the tokenizer again"
+        )
+    kernel = table[yes] - (0.0 if no is None else table[no])
+    head = default_head(backbone)
+    assert head is not None
+    return LoadedCrossEncoder(
+        CrossEncoderConfig(backbone, head), {BACKBONE: params, HEAD: {"out": {"kernel": kernel[:, None]}}}
+    )
+
+
+def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConfig, Params]:
+    """Read a decoder with its output layer.
+
+    Args:
+      folder: folder with config.json and the weights.
+      max_question_length: `max_question_length` of the result.
+
+    Returns:
+      The language model's shape, and its parameters as a nested dict of float32 numpy arrays.
+
+    Raises:
+      UserError: not a decoder, or tensors that are missing, left over or of a wrong shape.
+    """
+    backbone, params, output = _read_decoder(folder)
+    found = CausalLmConfig(backbone, max_question_length, tied=output is None)
+    own = {} if output is None else {LM_HEAD: {"kernel": np.ascontiguousarray(output.T)}}
+    return found, {BACKBONE: params, **own}
+
+
+def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None]:
+    """Return a decoder's shape and parameters, and its output layer's rows [V, D]; None if they are the embeddings."""
+    config, tensors = open_scorer(folder)
+    encoder = import_checkpoint(config, tensors)
+    if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
+        raise UserError(f"{folder}: is no causal language model; give a decoder with its output layer (...ForCausalLM)")
+    words = encoder.params["word_embedding"]["table"]
+    stated = config.get("tie_word_embeddings")
+    if _OUTPUT not in tensors.names:
+        if stated is False:
+            raise UserError(f"{folder}: lacks {_OUTPUT}, though config.json says that it is not tied; copy it again")
+        return encoder.config, encoder.params, None
+    if tensors.shape(_OUTPUT) != words.shape:
+        raise UserError(
+            f"{folder}: {_OUTPUT} has shape {list(tensors.shape(_OUTPUT))}, but by config.json it must have "
+            f"{list(words.shape)}; config.json and the weights are not of the same model"
+        )
+    output = None if stated is True else tensors.read(_OUTPUT)
+    return encoder.config, encoder.params, None if output is None or np.array_equal(output, words) else output
+
+
+def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Translate our parameters to a Hugging Face checkpoint, bit for bit.
+
+    config.json also tells sentence-transformers to give raw scores, as we do, instead of their sigmoid.
+
+    Returns:
+      The content of config.json, and the tensors of model.safetensors by name.
+    """
+    names = head_names(config.backbone)
+    assert names is not None
+    content, tensors = export_encoder(config.backbone, params[BACKBONE])
+    tensors = {names.prefix + name: tensor for name, tensor in tensors.items()}
+    tensors |= write_rows(names.rows(config.head), {HEAD: params[HEAD]})
+    content |= {
+        "architectures": [names.cls],
+        "num_labels": 1,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "sentence_transformers": {"activation_fn": _IDENTITY},
+    }
+    if config.head.norm_eps is not None:
+        content |= {
+            "classifier_pooling": config.head.pooling,
+            "classifier_bias": config.head.dense_bias,
+            "classifier_activation": config.head.activation,
+        }
+    return content, tensors
+
+
+def _below_head(config: Mapping[str, Any], where: str) -> tuple[Backbone, HeadNames]:
+    """Return the shape of the encoder below a head, and the head's names."""
+    backbone, _ = encoder_shape_of(config, where)
+    names = head_names(backbone)
+    stated = stated_architecture(config, where)
+    if names is None or stated != names.cls:
+        raise UserError(
+            f"{where}: config.json is of {stated}, which is not a supported cross-encoder; supported: "
+            + ", ".join(head.cls for head in HEADS.values())
+        )
+    return backbone, names
+
+
+def _head_shape(backbone: Backbone, config: Mapping[str, Any], where: str) -> HeadShape:
+    shape = default_head(backbone)
+    assert shape is not None
+    if shape.norm_eps is None:
+        return shape
+    defaults = {"classifier_pooling": "cls", "classifier_bias": False, "classifier_activation": "gelu"}
+    stated = config_fields(config, defaults, f"{where}/config.json")
+    if stated["classifier_pooling"] not in ("cls", "mean") or stated["classifier_activation"] not in ACTIVATION_NAMES:
+        raise UserError(
+            f"{where}: config.json has classifier_pooling '{stated['classifier_pooling']}' and classifier_activation "
+            f"'{stated['classifier_activation']}'; supported: cls and mean, and {', '.join(ACTIVATION_NAMES)}"
+        )
+    activation: Any = ACTIVATION_NAMES[stated["classifier_activation"]]
+    return replace(
+        shape, pooling=stated["classifier_pooling"], dense_bias=stated["classifier_bias"], activation=activation
+    )

@@ -1,0 +1,1 @@
+"""What everything else stands on: devices, hosts, storage, progress and errors."""

@@ -1,1 +1,0 @@
-"""Indexes in databases, which the service searches as it does its own."""

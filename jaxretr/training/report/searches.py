@@ -1,0 +1,96 @@
+"""The systems that a report compares: BM25, the encoder that a run began with, and the encoder that it became."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxretr.config import ArtConfig, ContrastiveConfig
+from jaxretr.data.readers import read_beir
+from jaxretr.embeddings.encoding import Encoder
+from jaxretr.evaluate.measuring import OF_ANSWERS, Run, TestSet, depth
+from jaxretr.evaluate.report import Report
+from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.notes import HeldNotes
+from jaxretr.training.report.run_files import RunFiles
+from jaxretr.training.runs.art_texts import read_art_texts
+from jaxretr.training.runs.contrastive import evaluated_on
+from jaxretr.training.runs.encoder_start import JointModel, load_model
+from jaxretr.training.runs.run_examples import read_run_examples
+from jaxretr.training.runs.run_inputs import missing_files
+
+METRICS = ("ndcg@10", "mrr@10", "recall@20", "recall@100")
+BM25, BEFORE = "BM25", "before training"
+
+
+def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | None:
+    """The questions of a BEIR folder, or without one those of the run's own evaluation; None if it had none.
+
+    Raises:
+      UserError: the run's files are no longer where its config says.
+    """
+    if beir is not None:
+        read = read_beir(beir, split)
+        return TestSet(read.questions, read.corpus, read.qrels, source=f"{split} of {beir}")
+    if isinstance(run.config, ArtConfig):
+        with _inputs_of(run):
+            corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
+    elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
+        with _inputs_of(run):
+            judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
+    else:
+        return None
+    if judged is None:
+        return None
+    return TestSet(judged.questions, corpus, judged.qrels, source=f"dev questions of {run.name}")
+
+
+@contextlib.contextmanager
+def _inputs_of(run: RunFiles) -> Iterator[None]:
+    """Read again what a run read: without its notes, which the run has said, and with the setting of a missing file."""
+    try:
+        with HeldNotes():
+            yield
+    except UserError as error:
+        if not (missing := missing_files(run.config, str(error))):
+            raise
+        raise UserError(
+            f"{run.folder / 'config.json'}: {', '.join(missing)} is not found from {Path.cwd()} ({error}); start the report "
+            "in the folder that the run was trained from, put the file back, or leave the searches out"
+        ) from error
+
+
+def before(run: RunFiles) -> Encoder | None:
+    """The model that a run began with; None where its weights were random."""
+    config = run.config
+    if not isinstance(config, ArtConfig | ContrastiveConfig) or config.encoder.fresh is not None:
+        return None
+    with _inputs_of(run):
+        model = load_model(config.encoder, config.joint, config.train.seed)
+    return model.combined(model.params) if isinstance(model, JointModel) else model
+
+
+def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
+    """Search with every run's model, with the encoder that the first began with, and with BM25.
+
+    Returns:
+      The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.
+    """
+    metrics = OF_ANSWERS if on.qrels is None else METRICS
+    k = depth(metrics)
+    found: list[tuple[str, Run]] = [(BM25, on.search(bm25_search(on.corpus), k))]
+    first, *others = runs
+
+    lengths: dict[str, tuple[int, int]] = {}
+
+    def searched(name: str, encoder: Encoder) -> Run:
+        lengths[name] = read_lengths(encoder)
+        return on.search(encoder_search(encoder, on.corpus, None), k)
+
+    if (start := before(first)) is not None:
+        found.append((BEFORE, searched(BEFORE, start)))
+    found += [(run.name, searched(run.name, load_encoder(run.model))) for run in others if run.model is not None]
+    found.insert(0, (first.name, searched(first.name, load_encoder(str(first.model)))))
+    note_lengths(lengths)
+    return Report.of(found, on, metrics)

@@ -1,0 +1,83 @@
+"""The texts of an ART run: its corpus, the questions that it learns from, and those that it is evaluated on."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxretr.config import ArtData
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.formats.kinds import is_training_file
+from jaxretr.data.held_out import held_out
+from jaxretr.data.mapped_corpus import mapped_corpus
+from jaxretr.data.named.names import data_path
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import qrels_path, read_qrels, read_questions
+from jaxretr.data.training_set import load_training_set
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.training.runs.whole_corpus import Judged, dev_questions
+
+
+class ArtTexts(NamedTuple):
+    """Texts that an ART run reads."""
+
+    corpus: Corpus
+    questions: list[Question]
+    """The training questions, in the order of their file."""
+    dev: Judged | None
+
+
+def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
+    """Read the files that `data` names.
+
+    Args:
+      data: the config's section.
+      stores: folder of the token stores, where the corpus is kept as columns that are mapped into memory.
+
+    Raises:
+      UserError: a bad row or a missing file, no question that is left to train on, or nothing to hold out.
+      UsageError: settings that contradict each other.
+    """
+    if data.held_out and data.dev_questions is not None:
+        raise UsageError("data.held_out is for runs without a dev set; leave it out, or data.dev_questions")
+    dev = dev_questions(data)
+    if is_training_file(data.corpus):
+        examples = load_training_set(data.corpus)
+        corpus = examples.passages
+    else:
+        examples, corpus = None, mapped_corpus(data.corpus, stores)
+    qrels = None
+    # The ids and judgements of a training file's questions come from the reader that also reads the corpus's passages.
+    if (data.held_out or data.questions == data.corpus) and is_training_file(data.questions):
+        if examples is None or data.questions != data.corpus:
+            examples = load_training_set(data.questions, corpus)
+        questions, qrels = examples.questions, examples.qrels
+    else:
+        questions, qrels = _questions(data)
+    if not data.held_out:
+        return ArtTexts(corpus, questions, dev)
+    if qrels is None:
+        raise UsageError(
+            f"{data.questions}: data.held_out needs judgements of the questions; name a split of them with "
+            "--data.questions-split, give a dev set with --data.dev-questions and --data.dev-qrels, or leave it out"
+        )
+    kept = held_out([question.text for question in questions], data.held_out, data.questions)
+    out = [question for question, is_kept in zip(questions, kept, strict=True) if is_kept]
+    trained = [question for question, is_kept in zip(questions, kept, strict=True) if not is_kept]
+    return ArtTexts(corpus, trained, Judged(out, qrels))
+
+
+def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]] | None]:
+    """Return the questions that the splits leave, and the judgements of `questions_split`."""
+    questions, qrels = read_questions(data.questions), None
+    folder = data_path(data.questions)
+    if data.questions_split is not None:
+        qrels = read_qrels(qrels_path(folder, data.questions_split, "data.questions_split"))
+        questions = [question for question in questions if question.id in qrels]
+    for split in data.exclude_splits:
+        judged = read_qrels(qrels_path(folder, split, "data.exclude_splits"))
+        questions = [question for question in questions if question.id not in judged]
+    if not questions:
+        raise UserError(
+            f"{data.questions}: data.questions_split and data.exclude_splits leave no question to train on; name a "
+            "split with --data.questions-split"
+        )
+    return questions, qrels

@@ -1,0 +1,126 @@
+"""A corpus's tokens on the devices without padding: copied there from a store, or their shapes for a plan."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxretr.data.token_store import TokenStore
+from jaxretr.runtime.parallel import sharding
+from jaxretr.runtime.parallel.mesh import DATA, put_rows
+from jaxretr.training.state import CorpusTokens
+
+# Largest number of ids in one part, so that an int32 can number them.
+_MOST_IDS = 2**31 - 1
+# Multiple that lengths of parts are rounded up to, so that corpora of about the same size compile the same programs.
+_UNIT = 4096
+
+
+def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
+    """Put a store's rows on the devices, and empty rows up to `rows`; each host reads only its own.
+
+    Args:
+      store: store of at most `rows` rows.
+      rows: N, a multiple of the data axis (see `padded_rows`).
+      mesh: the devices.
+    """
+    layout = Layout(store.offsets, rows, width_of(store), mesh.shape[DATA])
+
+    def flat(start: int, stop: int) -> np.ndarray:
+        part = start // layout.length  # A device asks only for its own part.
+        return store.ids[layout.bounds[part] : layout.bounds[part + 1]]
+
+    def table(start: int, stop: int) -> np.ndarray:
+        filled = np.zeros((stop - start, layout.length), store.dtype)
+        for row, part in zip(filled, range(start, stop), strict=True):
+            ids = store.ids[layout.bounds[part] : layout.bounds[part + 1]]
+            row[: len(ids)] = ids
+        return filled
+
+    return CorpusTokens(
+        put_rows(mesh, flat if layout.parts == 1 else table, layout.shape, store.dtype),
+        put_rows(mesh, layout.offsets, (rows,), np.int32),
+        put_rows(mesh, store.lengths, (rows,), np.int32),
+        layout.width,
+    )
+
+
+class Layout:
+    """Layout of the ids of rows on the devices (`CorpusTokens`).
+
+    Attributes:
+      width: number of columns that hold the longest row.
+      parts: S, the number of parts of a device.
+      length: M, the number of ids of a part.
+      bounds: the first id of every part, and the end of the last, int64 [devices * S + 1].
+      shape: shape of the array of ids.
+    """
+
+    def __init__(self, offsets: np.ndarray, rows: int, width: int, devices: int):
+        """Divide the rows into parts.
+
+        Args:
+          offsets: start of each row among the ids, and the end of the last, int64 [up to N + 1].
+          rows: N; rows without an offset are empty.
+          width: number of columns that hold the longest row.
+          devices: number of devices that share the rows.
+        """
+        self._offsets, self.width, self.parts = offsets, width, 1
+        while not self._cut(rows, devices):
+            self.parts *= 2
+        self.shape = _ids_shape(devices, self.parts, self.length)
+
+    def _cut(self, rows: int, devices: int) -> bool:
+        parts = devices * self.parts
+        self._rows = rows // parts
+        self.bounds = self._offsets[np.minimum(np.arange(parts + 1) * self._rows, len(self._offsets) - 1)]
+        self.length = _part_length(int(np.diff(self.bounds).max()), self.width)
+        return self.length <= _MOST_IDS
+
+    def offsets(self, start: int, stop: int) -> np.ndarray:
+        """Return the start of rows in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
+        there = np.arange(start, min(stop, len(self._offsets) - 1))
+        return (self._offsets[there] - self.bounds[there // self._rows]).astype(np.int32)
+
+
+def abstract_corpus_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, mean: float) -> CorpusTokens:
+    """Return the shapes of `corpus_tokens` for rows that are about equally long on all devices.
+
+    Args:
+      mesh: the devices.
+      dtype: integer type of the ids.
+      rows: N.
+      longest: largest number of ids of a row.
+      mean: mean number of ids of a row.
+    """
+    width, devices, parts = columns(longest), mesh.shape[DATA], 1
+    while (length := _part_length(math.ceil(mean * rows / (devices * parts)), width)) > _MOST_IDS:
+        parts *= 2
+
+    def array(shape: tuple[int, ...], dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
+
+    numbers = array((rows,), np.int32)
+    return CorpusTokens(array(_ids_shape(devices, parts, length), dtype), numbers, numbers, width)
+
+
+def _part_length(ids: int, width: int) -> int:
+    """Return M: the ids of the fullest part, and room to read `width` ids from the start of its last row."""
+    return -(-(ids + width) // _UNIT) * _UNIT
+
+
+def _ids_shape(devices: int, parts: int, length: int) -> tuple[int, ...]:
+    # On TPUs an array [1, M] takes twice the memory of [M].
+    return (devices * length,) if parts == 1 else (devices * parts, length)
+
+
+def width_of(store: TokenStore) -> int:
+    """Return the number of columns that hold a store's longest row."""
+    return columns(store.max_row_length)
+
+
+def columns(longest: int) -> int:
+    """Return the length of a longest row, rounded up so that few widths are ever compiled."""
+    return -(-max(1, longest) // 8) * 8

@@ -1,0 +1,127 @@
+"""The schedule of a run's live index: the steps before which it is encoded again, and which part of it."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxretr.config import LiveIndex, Train
+from jaxretr.runtime.parallel.matmul_flops import matmul_flops
+from jaxretr.runtime.parallel.mesh import put_tree, to_host
+from jaxretr.training.runs.whole_corpus import WholeCorpus
+from jaxretr.training.state import CorpusState, TrainState
+
+log = logging.getLogger(__name__)
+
+
+class IndexUpkeep:
+    """Keeps the index of one run up to date, as a function of the config and of the number of the step.
+
+    Args:
+      config: settings of the index.
+      train: number of steps, and interval of evaluations.
+      evaluates: whether there are dev questions.
+      whole: the corpus.
+    """
+
+    def __init__(self, config: LiveIndex, train: Train, evaluates: bool, whole: WholeCorpus):
+        self.config, self.train, self.evaluates, self.whole = config, train, evaluates, whole
+        self._every = None if config.rolling and config.refresh_share is not None else config.refresh_every
+
+    # ---- R -----------------------------------------------------------------------------------------------------------
+
+    def counted(self, train: TrainState, index: CorpusState, trace_step: Callable[[], Any]) -> jax.Array | None:
+        """Return R of a run that begins, int32 scalar, to be kept in its state; None where the config states it.
+
+        The state keeps it because it depends a little on the devices, whose blocks may hold padding: a run that is
+        resumed on others continues with the same slices.
+
+        Args:
+          train: the first state.
+          index: the first index.
+          trace_step: returns the training step's `trace`.
+        """
+        share = self.config.refresh_share
+        if self._every is not None or share is None:
+            return None
+        corpus: Any = self.whole.refresh_program
+        refresh = matmul_flops(corpus.trace(train.weights, self.whole.passages, index, train.step))
+        every = steps_of_a_round(share, matmul_flops(trace_step()), refresh)
+        log.info("index.refresh_share=%g: every row of the index is encoded again every %d steps", share, every)
+        return put_tree(np.int32(every), self._everywhere())
+
+    def abstract_every(self) -> Any:
+        """Return the shape of the result of `counted`."""
+        return None if self._every is not None else jax.ShapeDtypeStruct((), jnp.int32, sharding=self._everywhere())
+
+    def _everywhere(self) -> NamedSharding:
+        return NamedSharding(self.whole.mesh, PartitionSpec())
+
+    # ---- what is due -------------------------------------------------------------------------------------------------
+
+    def refreshed(self, train: TrainState, index: CorpusState, number: int) -> CorpusState:
+        """Return the index, fully encoded again if that is due before step `number`; a fresh one stays unchanged."""
+        return self.whole.refresh(train, index) if self._all_is_due(number) else index
+
+    def rolled(self, train: TrainState, index: CorpusState, number: int, every: jax.Array | None) -> CorpusState:
+        """Return the index with the slice of step `number` encoded again, unless all of it is fresh.
+
+        Args:
+          train: the weights.
+          index: the index, which is used up.
+          number: number of the step, from 0.
+          every: the result of `counted` when the run began.
+        """
+        # The first step finds the index that the run began with.
+        if not self.config.rolling or number == 0 or self._all_is_due(number):
+            return index
+        if self._every is None:
+            assert every is not None
+            self._every = int(to_host(every))  # Only once, as this waits for the devices.
+        return self.whole.roll(train, index, self._every)
+
+    def _all_is_due(self, number: int) -> bool:
+        if self.config.rolling:
+            return self.evaluates and number > 0 and is_evaluated(number, self.train)
+        return refresh_is_due(number, self.config.refresh_every, self.train, self.evaluates)
+
+
+def steps_of_a_round(share: float, step_flops: int, corpus_flops: int) -> int:
+    """Return R such that encoding an R-th of the corpus before a step is at most `share` of both together.
+
+    Args:
+      share: share above 0 and below 1.
+      step_flops: operations of a training step, without the slice.
+      corpus_flops: operations of encoding the whole corpus.
+    """
+    return max(1, math.ceil(corpus_flops * (1 - share) / (share * max(1, step_flops))))
+
+
+def is_evaluated(number: int, train: Train) -> bool:
+    """Whether the weights of `number` steps are evaluated."""
+    return number % train.eval_every == 0 or number == train.steps
+
+
+def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
+    """Whether all of a live index is to be encoded before step `number`, if that happens every R steps.
+
+    It is due after the last step, too, if the run evaluates: nothing is trained on the index any more, but the
+    evaluation needs a fresh one.
+
+    Args:
+      number: number of the step, from 0.
+      every: steps between two refreshes.
+      train: the config's section.
+      evaluates: whether there are dev questions.
+    """
+    return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
+
+
+def serves_evaluation(index: LiveIndex, train: Train) -> bool:
+    """Whether the live index is fresh at every evaluation, so that evaluations need no separate index."""
+    return index.rolling or train.eval_every % index.refresh_every == 0 or train.eval_every >= train.steps

@@ -1,0 +1,136 @@
+"""The questions of a training step as token ids: as they are written, and misspelt where the config asks for it.
+
+Typos are made on the host: a fresh one for each (seed, step, question), or, with `typos.pre_drawn`, one of those that
+were made and tokenised before the first step.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxretr.config import Typos
+from jaxretr.data.tokens import question_rows
+from jaxretr.data.typos import TypoGenerator
+from jaxretr.models.encode import note_cut
+from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.streams import HostStream, host_generator
+from jaxretr.training.runs.corpus_tokens import width_of
+from jaxretr.training.runs.whole_corpus import Model, question_store, typo_generator
+
+# The generator's `variant`: 0 is the question that is itself read misspelt, the other forms count from 1.
+_AUGMENTED = 0
+
+
+class StepQuestions:
+    """A run's questions.
+
+    Attributes:
+      width: number of columns of the token ids.
+    """
+
+    def __init__(self, texts: Sequence[str], typos: Typos, model: Model, stores: Path, seed: int):
+        """Tokenise the questions, or open the store where that has been done.
+
+        Args:
+          texts: texts of the questions.
+          typos: typos that a step reads, if any.
+          model: model with the tokenizer and the maximum length of questions.
+          stores: folder of the token stores.
+          seed: seed of the typos.
+
+        Raises:
+          UsageError: settings of `typos` that contradict each other.
+        """
+        check(typos)
+        self.texts, self.typos, self.model, self.seed = texts, typos, model, seed
+        self.store = question_store(stores, texts, model)
+        note_cut(self.store.truncated, len(texts), "training question", model.config.max_question_length)
+        self.width = width_of(self.store)
+        if not typos.active:
+            return
+        # A typo may take more tokens than the longest question has: one width for all that can come.
+        self.width = -(-model.config.max_question_length // 8) * 8
+        self.generator = typo_generator(typos, seed)
+        self.drawn = None
+        if typos.pre_drawn:
+            self.drawn = question_store(stores, _PreDrawn(texts, self.generator, typos.pre_drawn), model)
+
+    def of_step(
+        self, chosen: np.ndarray, step: int
+    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+        """Return the questions of a step.
+
+        Args:
+          chosen: numbers of B questions.
+          step: number of the training step; the typos depend on (seed, step, question).
+
+        Returns:
+          tokens [B, L], lengths int32 [B], and the misspelt forms' tokens [B, V, L] and lengths [B, V], or None without
+          forms.
+        """
+        tokens, lengths = self.store.select(chosen, self.width)
+        typos, b = self.typos, len(chosen)
+        if not typos.active:
+            return tokens, lengths, None
+        rng = host_generator(self.seed, HostStream.MISSPELT_QUESTIONS, step)
+        misspelt = rng.random(b) < typos.augmentation
+        # Places among the pre-drawn forms, in an order of this step: the forms take the first, augmentation the last.
+        places = np.argsort(rng.random((b, typos.pre_drawn)), axis=1)
+        if misspelt.any():
+            tokens[misspelt], lengths[misspelt] = self._typos(chosen[misspelt], step, _AUGMENTED, places[misspelt, -1:])
+        if not typos.forms:
+            return tokens, lengths, None
+        made = [self._typos(chosen, step, 1 + v, places[:, v : v + 1]) for v in range(typos.forms)]
+        of_forms = tuple(np.stack(parts, axis=1) for parts in zip(*made, strict=True))
+        return tokens, lengths, (of_forms[0], of_forms[1])
+
+    def _typos(self, chosen: np.ndarray, step: int, variant: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return one typo of n questions each, tokens [n, L] and lengths [n]; `places` [n, 1] of pre-drawn ones."""
+        if self.drawn is not None:
+            return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
+        texts = [self.texts[int(i)] for i in chosen]
+        misspelt = self.generator.texts(texts, step, chosen.tolist(), variant)
+        config = self.model.config
+        rows = question_rows(self.model.tokenizer, misspelt, config.max_question_length, config.query_prompt).ids
+        lengths = np.array([len(row) for row in rows], np.int32)
+        tokens = np.zeros((len(rows), self.width), self.store.dtype)
+        tokens[np.arange(self.width) < lengths[:, None]] = np.concatenate(rows)
+        return tokens, lengths
+
+
+class _PreDrawn(Sequence[str]):
+    """All draws of all questions, one draw after the other; created when they are read, and the same every time."""
+
+    def __init__(self, texts: Sequence[str], generator: TypoGenerator, draws: int):
+        self.texts, self.generator, self.draws = texts, generator, draws
+
+    def __len__(self) -> int:
+        return self.draws * len(self.texts)
+
+    def __getitem__(self, place):
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        draw, row = divmod(int(place), len(self.texts))
+        return self.generator.texts([self.texts[row]], draw, [row], 1)[0]
+
+
+def check(typos: Typos) -> None:
+    """Refuse settings that contradict each other."""
+    if typos.variants < 1 or typos.pre_drawn < 0:
+        raise UsageError(
+            f"typos.variants={typos.variants} and typos.pre_drawn={typos.pre_drawn}: must be at least 1 and 0"
+        )
+    if not 0 <= typos.augmentation <= 1:
+        raise UsageError(f"typos.augmentation={typos.augmentation}: is a chance, from 0 to 1")
+    if typos.variants > 1 and not typos.forms:
+        raise UsageError(f"typos.variants={typos.variants}: no term reads them; set one of the weights of typos")
+    if not typos.active and typos.pre_drawn:
+        raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: no term reads them; set one of the weights of typos")
+    needed = typos.forms + (typos.augmentation > 0)
+    if typos.pre_drawn and typos.pre_drawn < needed:
+        raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: a step reads {needed} of a question; draw as many")
+    if typos.clean_weight != 1 and not typos.forms:
+        raise UsageError("typos.clean_weight weighs the objective against terms for typos; set one of these")

@@ -1,0 +1,219 @@
+"""Shared parts of the recipes that learn from texts alone: text to tokens, batches, the held-out loss."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from jaxretr.config import Config, PretrainData
+from jaxretr.data.batches import MadeAhead, QuestionBatches
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.token_store import TokenStore
+from jaxretr.data.tokenizer_training import train_tokenizer
+from jaxretr.data.tokens import Template, load_tokenizer, tokenizer_fingerprint
+from jaxretr.data.training_set import read_passages
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.encode import note_cut
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel import sharding
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.streams import HostStream, host_generator
+from jaxretr.training import optim
+from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
+from jaxretr.training.runs.run_inputs import Inputs
+from jaxretr.training.runs.whole_corpus import abstract_train_state
+from jaxretr.training.state import TrainState
+from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
+
+
+class TextData:
+    """Passages of some corpora as tokens, with a learnt or given vocabulary; created once and kept in `folder`."""
+
+    def __init__(
+        self,
+        data: PretrainData,
+        kind: Literal["bert", "t5"],
+        template: Template,
+        folder: Path,
+        max_length: int,
+        tokenizer: Any = None,
+    ):
+        corpora = [read_passages(path) for path in data.corpora]
+        self.corpus = Corpus.from_passages(passage for corpus in corpora for passage in corpus)
+        if len(self.corpus) <= data.held_out:
+            raise UserError(
+                f"{', '.join(data.corpora)}: {len(self.corpus)} passages, of which {data.held_out} are held out; "
+                "set --data.held-out lower"
+            )
+        if tokenizer is None:
+            vocabulary = folder / "tokenizer"
+            if not (vocabulary / "tokenizer_config.json").exists():
+                train_tokenizer(kind, self._sample(data.vocabulary_every), data.vocab_size, vocabulary)
+            tokenizer = load_tokenizer(vocabulary)
+        self.tokenizer = tokenizer
+        stores = Path(data.token_cache) if data.token_cache else folder / "tokens"
+        self.store = TokenStore.build(stores, self.corpus, self.tokenizer, template, max_length)
+        note_cut(self.store.truncated, len(self.corpus), "passage", max_length)
+        self.lengths = self.store.lengths
+        # Every n-th passage is held out, so that all sources are in both parts.
+        rows = np.arange(len(self.corpus))
+        every = len(rows) // data.held_out if data.held_out else len(rows) + 1
+        self.held_out = rows[::every][: data.held_out] if data.held_out else rows[:0]
+        usable = np.setdiff1d(rows, self.held_out)
+        self.training = usable[self.lengths[usable] >= 8]
+
+    def _sample(self, every: int) -> Iterator[str]:
+        return (f"{passage.title} {passage.text}" for passage in list(self.corpus)[::every])
+
+
+class TokenPrograms(NamedTuple):
+    """The compiled programs of a language model."""
+
+    loss: SumLoss
+    optimizer: optax.GradientTransformation
+    step: Callable[..., Any]
+    """The training step, from `make_token_step`."""
+    evaluation: Callable[..., Any]
+    """The held-out loss, from `make_token_loss`."""
+
+    @staticmethod
+    def of(
+        config: Config, loss: SumLoss, mesh: Mesh, *, chunk: int | None = None, dropout: bool = False
+    ) -> "TokenPrograms":
+        """Build the programs.
+
+        Args:
+          config: config of the run.
+          loss: sum of the losses of a batch.
+          mesh: the devices.
+          chunk: number of rows that a device takes at once.
+          dropout: whether the loss is given keys in training.
+        """
+        optimizer = optim.build(config.optimizer, config.train.steps)
+        seed = config.train.seed if dropout else None
+        step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout_seed=seed)
+        return TokenPrograms(loss, optimizer, step, make_token_loss(loss, mesh))
+
+
+def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
+    """Return the number of held-out passages that the evaluation takes at once; 0 if there is no evaluation."""
+    return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
+
+
+def language_model_outline(
+    config: Config,
+    held_out: int,
+    mesh: Mesh,
+    programs: TokenPrograms,
+    params: Params,
+    batch: Callable[[int, bool], Any],
+) -> Outline:
+    """Return the programs of a pretraining run and the shapes of their arguments.
+
+    Args:
+      config: config of the run.
+      held_out: number of passages that it is evaluated on.
+      mesh: the devices.
+      programs: the run's programs.
+      params: shapes of the parameters.
+      batch: (rows, whether for training) -> the shapes of a batch of so many passages.
+    """
+    state = abstract_train_state(params, programs.optimizer, mesh)
+    planned = [training_step(programs.step, (state, batch(config.train.batch_size, True)), of_state(state))]
+    if size := evaluation_rows(config, held_out, mesh):
+        rows = batch(size, False)
+        groups = {PARAMETERS: state.params, BATCH: rows}
+        what = f"for every {size} held-out passages"
+        planned.append(Planned("evaluation", what, programs.evaluation, (state.weights, rows), groups))
+    return Outline(planned, of_state(state))
+
+
+class LanguageModelRun:
+    """A run on texts with the methods that train.py calls: a state, a step, a held-out loss.
+
+    Args:
+      config: the run's settings.
+      mesh: the devices.
+      parameters: function that returns the initial parameters for a seed.
+      programs: the run's programs.
+      batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
+      data: the passages.
+      further_inputs: fingerprints of everything else that the recipe reads, by the names in run_inputs.py.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        parameters: Callable[[int], Params],
+        programs: "TokenPrograms",
+        batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
+        data: TextData,
+        further_inputs: dict[str, str],
+    ):
+        self.config, self.mesh, self.data, self.further_inputs = config, mesh, data, further_inputs
+        self.parameters, self.make_batch = parameters, batch
+        self.loss, self.optimizer, self.train_step, self.token_loss = programs
+        self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+        self.made = MadeAhead(self._on_host)
+
+    def inputs(self) -> Inputs:
+        """Return fingerprints of the text, of the tokenizer, and of everything else that the recipe reads."""
+        tokenizer = tokenizer_fingerprint(self.data.tokenizer)
+        return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
+
+    def init(self) -> TrainState:
+        """Return the state before the first step."""
+        return sharding.put(TrainState.create(self.parameters(self.config.train.seed), self.optimizer), self.mesh)
+
+    def abstract_state(self) -> TrainState:
+        """Return the shapes and shardings of the state, for reading a checkpoint."""
+        return abstract_train_state(self.parameters(self.config.train.seed), self.optimizer, self.mesh)
+
+    def step(self, state: TrainState, number: int, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Training step `number` with its batch."""
+        return self.train_step(state, batch)
+
+    def refreshed(self, state: TrainState, number: int) -> TrainState:
+        """Return the state itself, as there is no index."""
+        return state
+
+    def batch(self, number: int) -> Any:
+        """Return the batch of step `number` on the devices, a function of (seed, number) alone."""
+        return self._put(self.made[number])
+
+    def _on_host(self, number: int) -> Any:
+        rng = host_generator(self.config.train.seed, HostStream.TEXT, number)
+        return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Return the held-out tokens' mean negative log-probability, in nats, and its exponential; {} without any."""
+        size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
+        if not size:
+            return {}
+        rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
+        sums = [
+            self.token_loss(
+                state.weights,
+                self._put(self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
+            )
+            for n, part in enumerate(rows)
+        ]
+        total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
+        return self.metrics(float(total / count))
+
+    def evaluated(self) -> str:
+        """Return a text for the log that names the held-out passages."""
+        return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        """Return the metrics of an evaluation for the mean held-out loss, in nats: the loss and its exponential."""
+        return {"loss": loss, "perplexity": float(np.exp(loss))}
+
+    def _put(self, batch: Any) -> Any:
+        rows = NamedSharding(self.mesh, sharding.ROWS)
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: x[part]), batch)

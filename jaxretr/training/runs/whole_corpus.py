@@ -1,0 +1,359 @@
+"""Shared parts of every run that searches a corpus: its state, the corpus on the devices, its dev set."""
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxretr.config import DevData, Dtype, PairEncoder, Typos
+from jaxretr.config import Encoder as EncoderConfig
+from jaxretr.config import Mesh as MeshConfig
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_rows, without_own_rows
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_qrels, read_questions
+from jaxretr.data.token_store import TokenStore
+from jaxretr.data.tokens import Template
+from jaxretr.data.typos import TypoGenerator
+from jaxretr.evaluate.retrieval import retrieval_metrics
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.partition import partition
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
+from jaxretr.models.encode import note_cut
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.parallel import memory, sharding
+from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
+from jaxretr.training.runs.corpus_tokens import corpus_tokens, width_of
+from jaxretr.training.runs.encoder_start import JointModel
+from jaxretr.training.state import CorpusState, TokenRows, TrainState
+from jaxretr.training.steps.index_refresh import make_refresh, make_rolling_refresh
+from jaxretr.training.steps.live_index import IndexProgram, make_search
+from jaxretr.training.steps.widths import passage_widths
+
+log = logging.getLogger(__name__)
+
+EVALUATED_DEPTH = 100
+EVALUATION_BATCH = 128
+
+
+class Model(Protocol):
+    """Interface of a run's model: a `DualEncoder`, or a base and a lexical encoder (`JointModel`)."""
+
+    @property
+    def config(self) -> DualEncoderConfig | JointConfig: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class WholeCorpus:
+    """The passages on the devices, and the compiled programs that encode and search them."""
+
+    def __init__(self, model: Model, store: TokenStore, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
+        """Put the passages on the devices.
+
+        Args:
+          model: model whose embeddings are indexed.
+          store: the passages' tokens, from `passage_store`: at least `program.corpus_rows`; the rows after these are
+            fetched by row but never found by a search.
+          program: constants of the compiled programs, with the store's `widths_of`.
+          mesh: the devices.
+          index_dtype: type of the index's embeddings.
+        """
+        self.mesh, self.size = mesh, model.config.embedding_size
+        self.index_dtype: Dtype = index_dtype
+        self.rows = padded_rows(len(store.lengths), mesh)
+        self.store = store
+        self.passages = corpus_tokens(self.store, self.rows, mesh)
+        self.refresh_program, self.search = index_programs(program, mesh)
+        self.search_deeper = make_search(program, mesh, min(EVALUATED_DEPTH + 1, program.corpus_rows))
+        self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
+        self._is_fresh = jax.jit(
+            lambda encoded_at, step: (encoded_at == step).all(),
+            out_shardings=NamedSharding(mesh, PartitionSpec()),
+        )
+
+    def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
+        """Encode all passages with the current weights; `index` is used up. A fresh index is returned as it is."""
+        if self.is_fresh(train, index):
+            return index
+        return self.refresh_program(train.weights, self.passages, index, train.step)
+
+    def roll(self, train: TrainState, index: CorpusState, every: int) -> CorpusState:
+        """Encode the passages r with r mod `every` = step mod `every` with the current weights; `index` is used up."""
+        return self.rolling_program(every)(train.weights, self.passages, index, train.step)
+
+    def is_fresh(self, train: TrainState, index: CorpusState) -> bool:
+        """Whether every row was encoded with the current weights. Waits for the devices."""
+        return bool(self._is_fresh(index.encoded_at, train.step))
+
+    def encode(self, train: TrainState) -> CorpusState:
+        """Return a new index of all passages, encoded with the current weights."""
+        return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
+
+    def abstract_index(self) -> CorpusState:
+        """Return the index's shapes and shardings."""
+        return abstract_index(self.rows, self.size, self.index_dtype, self.mesh)
+
+    def _empty_index(self) -> CorpusState:
+        shapes = self.abstract_index()
+        make = jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+            out_shardings=NamedSharding(self.mesh, sharding.ROWS),
+        )
+        return make()
+
+
+def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
+    """Tokenise passages, or open the store where that has been done.
+
+    Args:
+      model: model with the tokenizer, template and passage length.
+      passages: the corpus, and passages that only the training data has.
+      stores: folder of the token stores.
+    """
+    longest = model.config.max_passage_length
+    template = Template(f"passage_{model.config.passage_template}")
+    store = TokenStore.build(stores, passages, model.tokenizer, template, longest, prompt=model.config.passage_prompt)
+    note_cut(store.truncated, store.num_rows, "passage", longest)
+    return store
+
+
+def widths_of(store: TokenStore) -> tuple[int, ...]:
+    """Return the padded lengths that suit a store's rows."""
+    return passage_widths(store.lengths, width_of(store))
+
+
+def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the compiled programs around a run's index: its refresh, and its search at the evaluated depth."""
+    return make_refresh(program, mesh), make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
+
+
+def abstract_index(rows: int, size: int, dtype: Dtype, mesh: Mesh) -> CorpusState:
+    """Return the shapes and shardings of an index of `rows` embeddings of `size` dimensions."""
+    return CorpusState(abstract_rows(mesh, dtype, rows, size), abstract_rows(mesh, "int32", rows))
+
+
+def abstract_rows(mesh: Mesh, dtype: DTypeLike, *shape: int) -> Any:
+    """Return the shape of an array that is split by row."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
+
+
+def evaluation_batch(mesh: Mesh) -> int:
+    """Return the number of dev questions that are searched for at once."""
+    devices = mesh.shape[DATA]
+    return -(-EVALUATION_BATCH // devices) * devices
+
+
+class Judged(NamedTuple):
+    """Questions with the known facts about their passages."""
+
+    questions: list[Question]
+    qrels: dict[str, dict[str, int]] | None
+    """Question id -> passage id -> grade; None: their answers are matched."""
+    source: str = "the held-out questions"
+    """Source of the judgements, for errors."""
+
+
+class DevSet:
+    """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
+
+    def __init__(self, judged: Judged | None, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
+        """Tokenise the questions, if there are any.
+
+        A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
+        for every seed.
+
+        Raises:
+          UserError: judgements of another corpus.
+        """
+        self.questions, self.qrels, self.corpus, self.mesh = [], None, corpus, mesh
+        if judged is None:
+            return
+        self.questions, self.qrels = judged.questions, judged.qrels
+        if self.qrels is not None:
+            check_corpus(judged, corpus)
+        self._own = own_rows(self.questions, corpus, self.qrels)
+        texts = [question.text for question in self.questions]
+        self._rows = {"": question_store(stores, texts, model)}
+        if typos.active:
+            misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
+            self._rows["typo_"] = question_store(stores, misspelt, model)
+
+    def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
+        """Return retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
+
+        Metrics of the misspelt questions have names that begin with "typo_".
+
+        Args:
+          train: the weights.
+          whole: the corpus.
+          live: the live index, if there is one. It is searched if it is fresh; if parts of it are old, the corpus is
+            encoded once more, since the metrics must not depend on its age.
+        """
+        if not self.questions:
+            return {}
+        fresh = live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
+        return {
+            prefix + name: value
+            for prefix, rows in self._rows.items()
+            for name, value in self._of_rows(rows, train, whole, fresh).items()
+        }
+
+    def _of_rows(
+        self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
+    ) -> dict[str, float]:
+        batch = evaluation_batch(self.mesh)
+        # One more hit, to replace a question that is itself a passage.
+        search = whole.search_deeper if (self._own >= 0).any() else whole.search
+        found = []
+        for start in range(0, len(self.questions), batch):
+            rows = store.padded(start, start + batch, width_of(store))
+            found.append(search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
+        scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
+        count = len(self.questions)
+        found = without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH)
+        return retrieval_metrics(self.corpus, self.questions, self.qrels, *found)
+
+
+def dev_questions(data: DevData) -> Judged | None:
+    """Read the dev questions that `data` names; None if it names none.
+
+    Raises:
+      UserError: neither judgements nor answers, or judgements of other questions.
+    """
+    if data.dev_questions is None:
+        return None
+    questions = read_questions(data.dev_questions)
+    if data.dev_qrels is None:
+        if not any(question.answers for question in questions):
+            raise UserError(f"{data.dev_questions}: has no answers; name the judgements with --data.dev-qrels FILE")
+        return Judged(questions, None)
+    qrels = read_qrels(data.dev_qrels)
+    judged = [question for question in questions if question.id in qrels]
+    if not judged:
+        raise UserError(
+            f"{data.dev_qrels}: judges none of the questions in {data.dev_questions}; set --data.dev-questions and "
+            "--data.dev-qrels to files that belong together"
+        )
+    return Judged(judged, qrels, data.dev_qrels)
+
+
+def check_corpus(judged: Judged, corpus: Corpus) -> None:
+    """Refuse judgements of another corpus, which would make every metric 0."""
+    assert judged.qrels is not None
+    passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}
+    if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
+        raise UserError(
+            f"{judged.source}: none of the {len(passages)} passages that it judges is in the corpus; set "
+            "--data.dev-questions and --data.dev-qrels to those of the corpus, or all data at once with --data PATH"
+        )
+
+
+def activation_bytes(encoder: EncoderConfig | PairEncoder, mesh: Mesh) -> int:
+    """Return the bytes of activations that a device may keep in a step for questions, and for passages; 0: none."""
+    if encoder.activations == "recompute":
+        return 0
+    if encoder.activations == "keep":
+        return sys.maxsize
+    # On accelerators the second forward pass leaves memory for larger batches; on an H100 keeping saved a tenth of a
+    # step. Several hosts may have different memory, and must compile the same program.
+    if mesh.devices.flat[0].platform != "cpu" or jax.process_count() > 1:
+        return 0
+    # Equal on every start of a run, hence by the installed and not the free memory: the two ways differ by rounding.
+    # Questions and passages take a half each.
+    return memory.installed() // 4 // 2 // len(mesh.local_devices)
+
+
+def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: Mesh) -> bool:
+    """Whether a run splits its parameters over the "data" axis; one device has nothing to split.
+
+    Raises:
+      UsageError: the devices do not divide the encoder's width.
+    """
+    width, devices = encoder.backbone.hidden_size, mesh.shape[DATA]
+    if config.shard_parameters and width % devices:
+        raise UsageError(
+            f"mesh.shard_parameters: {devices} devices do not divide the encoder's width of {width}; use a divisor of it, "
+            "with --mesh.model for the others"
+        )
+    return config.shard_parameters and devices > 1
+
+
+def initial_state(
+    model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+) -> TrainState:
+    """Return the state before the first step, on the devices.
+
+    Args:
+      model: model whose parameters it begins with.
+      optimizer: optimizer of the trained parameters.
+      mesh: the devices.
+      frozen: names of branches that are not trained.
+      split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
+    """
+    # A copy: the first step donates these buffers, and the model keeps its own.
+    params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh, split=split), frozen)
+    return sharding.put(TrainState.create(params, optimizer, kept), mesh, split=split)
+
+
+def abstract_train_state(
+    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+) -> TrainState:
+    """Return the shapes and shardings of `initial_state`; only the shapes of `params` are read."""
+    state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
+    return sharding.abstract(state, mesh, split=split)
+
+
+def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path) -> None:
+    """Write the model's folder with a run's parameters."""
+    if isinstance(model, JointModel):
+        return model.save(jax.tree.map(to_host, train.weights), folder)
+    params = jax.tree.map(to_host, train.weights)
+    if jax.process_index() == 0:
+        # The head belongs to the encoder that it was trained with.
+        head = model.mlm_head if train.frozen else None
+        DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)
+
+
+def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
+    """Return the generator that a config describes."""
+    return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
+
+
+def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
+    """Return the questions' tokens for the encoder."""
+    config = model.config
+    return TokenStore.build(
+        stores,
+        texts,
+        model.tokenizer,
+        Template.QUESTION_ROWS,
+        config.max_question_length,
+        prompt=config.query_prompt,
+    )
+
+
+def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
+    return store.select(rows, width_of(store))
+
+
+def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
+    """Put one array of a batch on the devices, split by row."""
+    return put_rows(mesh, array, array.shape, array.dtype)
+
+
+def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> TokenRows | None:
+    """Put the misspelt forms of a batch on the devices, if there are any."""
+    return None if forms is None else TokenRows(*(put_batch(mesh, x) for x in forms))

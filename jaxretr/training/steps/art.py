@@ -1,0 +1,314 @@
+"""ART: learning to retrieve from questions alone (Sachan et al. 2023, section 2).
+
+One compiled step does everything: it embeds the questions, finds the top K passages of the whole corpus, fetches
+their tokens, embeds them with gradient, asks the frozen scorer how well each explains its question, and moves both
+towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start
+at `art_losses`, then go to `make_step`.
+
+Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
+rows are local. The "model" axis, which splits large matrices, is left to the compiler.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.config import Art, Typos
+from jaxretr.losses.distillation import kl_divergence
+from jaxretr.models.backbones.layers import Params
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
+from jaxretr.runtime.streams import KeyStream
+from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
+from jaxretr.training.steps.art_passages import filled, without_repeats
+from jaxretr.training.steps.index_aware import on_stored, storage_error
+from jaxretr.training.steps.live_index import (
+    IndexProgram,
+    embed_passages,
+    embed_questions,
+    fetch_rows,
+    find_passages,
+    staleness,
+    staleness_max,
+    staleness_of,
+    write_back,
+)
+from jaxretr.training.steps.quantised import StoredRows
+from jaxretr.training.steps.score_table import TableState
+from jaxretr.training.steps.teaching import Questions, Teaching, teach
+from jaxretr.training.steps.text_keys import TextKeys
+from jaxretr.training.steps.typo_terms import embed_with_forms, form_losses
+
+
+def art_losses(
+    student: jax.Array, teacher: jax.Array, teacher_temperature: float = 1.0, prior_weight: float = 0.0
+) -> jax.Array:
+    """KL(teacher || student) over each question's K passages (equations 2 to 4).
+
+    The gradient of their mean in the scaled student's scores is (student distribution - teacher distribution) / B.
+
+    Args:
+      student: inner products of question and passage embeddings, divided by the temperature tau, float32 [B, K].
+      teacher: how well each passage explains the question, float32 [B, K]: its mean log-probability by a T5 or a causal
+        language model, the logit of a cross-encoder; no gradient flows into it.
+      teacher_temperature: divisor of the teacher's scores.
+      prior_weight: see `target`; 0 is ART.
+
+    Returns:
+      float32 [B], in nats.
+    """
+    return losses_of(student, target(student, teacher, teacher_temperature, prior_weight))
+
+
+def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, prior_weight: float) -> jax.Array:
+    """Return the logits of the target distribution over the K passages, towards which the student is trained.
+
+    ART's teacher assumes that all retrieved passages are equally likely before it reads the question. With a prior
+    weight of 1 they are as likely as under the student, which is held fixed: the target is then the posterior
+    p(passage | question) ~ p(question | passage) p_student(passage | question), as in EMDR2 (Sachan et al. 2021,
+    https://arxiv.org/abs/2106.05346). A teacher that ranks no better than the student still teaches with it.
+
+    A cross-encoder's logits are not log-probabilities of questions. Their softmax is the distribution over the K
+    passages all the same, as in the distillation of cross-encoders (Ren et al. 2021, https://arxiv.org/abs/2110.07367).
+
+    Args:
+      student: the student's scores, already divided by their temperature, float32 [..., K].
+      teacher: the teacher's scores, float32 [..., K].
+      teacher_temperature: divisor of the teacher's scores.
+      prior_weight: weight of the student's scores.
+    """
+    return lax.stop_gradient(teacher / teacher_temperature + prior_weight * student)
+
+
+def losses_of(student: jax.Array, target: jax.Array) -> jax.Array:
+    """KL(softmax(target) || softmax(student)) of logits float32 [..., K], over the last axis."""
+    return kl_divergence(student, target, jnp.ones(student.shape, bool))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class QuestionBatch:
+    """The questions of one step, in the encoder's and in the scorer's tokens, sharded by row."""
+
+    tokens: jax.Array
+    """Token ids of [CLS] q [SEP], integers [B, L]."""
+    lengths: jax.Array
+    """Lengths of these rows, int32 [B]."""
+    targets: jax.Array
+    """Token ids in the form in which the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
+    target_lengths: jax.Array
+    """Lengths of the targets, int32 [B]."""
+    numbers: jax.Array
+    """Numbers of the questions in the training data, int32 [B]."""
+    forms: TokenRows | None = None
+    """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
+    given: jax.Array | None = None
+    """Corpus rows of passages that are compared in addition to the retrieved ones, int32 [B, G], -1 where there is
+    none; None without any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtProgram(IndexProgram):
+    """Constants of an ART run's compiled programs: sections of its config, and values that follow from them."""
+
+    teaching: Teaching
+    art: Art
+    top_k: int
+    """`art.top_k`, or the size of a smaller corpus."""
+    given: int = 0
+    """Number of passages of a question that come with the batch."""
+    temperature: float
+    """`art.temperature`, or its default for the size of the embedding."""
+    typos: Typos = field(default_factory=Typos)
+
+    @property
+    def compared(self) -> int:
+        """K, the number of passages of a question in a step."""
+        return self.top_k + self.given + self.art.uniform
+
+
+def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
+    """Build the compiled training step.
+
+    Args:
+      program: the run's constants.
+      optimizer: applied to both towers.
+      mesh: mesh with the axes "data" and "model"; B must be a multiple of its data axis.
+
+    Returns:
+      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics,
+      rows), where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's
+      CorpusTokens for the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved
+      corpus rows, int32 [B, K]. `state`, `index` and `table` are donated.
+    """
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(), P()),
+    )
+    def step(
+        state: TrainState,
+        index: CorpusState,
+        table: TableState | None,
+        passages: CorpusTokens,
+        scorer_passages: CorpusTokens,
+        scorer_params: Params,
+        batch: QuestionBatch,
+    ) -> tuple[TrainState, CorpusState, TableState | None, dict[str, jax.Array], jax.Array]:
+        # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
+        params = varying(state.params)
+        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.compared, program.typos.forms)
+
+        # 1. Search with the question vectors of this step, dropout and all, as the authors do.
+        rows = jnp.zeros((len(batch.tokens) * lax.axis_size(DATA), 0), jnp.int32)
+        if program.top_k:
+            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
+        if program.compared > program.top_k:
+            rows = with_others(program, rows, batch, state.step)
+
+        # 2. Fetch the found passages' tokens for this device's own questions.
+        found = fetch_rows(passages, rows)  # [b, K, L], [b, K]
+
+        # 3. Ask the teacher for the pairs that it was not asked for before.
+        questions = Questions(batch.numbers, batch.targets, batch.target_lengths)
+        taught = teach(program.teaching, scorer_params, scorer_passages, rows, questions, table)
+        b = len(batch.numbers)
+        teacher = lax.dynamic_slice_in_dim(taught.scores, lax.axis_index(DATA) * b, b)  # [b, K]
+        if program.art.shuffle_teacher:
+            teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
+
+        # 4. Embed questions and passages with gradient, compare.
+        def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
+            q, forms = embed_with_forms(
+                program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
+            )  # [b, D], [b, V, D]
+            p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
+            loss_on = partial(student_loss, program, q, p, teacher, forms, batch)
+            loss, (student, terms) = on_stored(program, state.codes, loss_on)
+            return loss, (student, p, terms)
+
+        (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+
+        # 5. Write the fresh embeddings back, reduce once, update.
+        age_found = staleness_of(index, rows, state.step)
+        if program.index.write_back:
+            index = write_back(index, rows, fresh, state.step)
+        metrics = {
+            "loss": loss,
+            "teacher_score": teacher.mean(),
+            "agreement": (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32).mean(),
+            "staleness": staleness(index, state.step, program.corpus_rows),
+            "staleness_retrieved": age_found,
+            **terms,
+        }
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, metrics, mean=True)
+        metrics["gradient_norm"] = global_norm(gradients)
+        metrics |= {
+            "teacher_hits": taught.hits,
+            "teacher_blocks": taught.work.blocks,
+            "staleness_max": staleness_max(index, state.step, program.corpus_rows),
+        }
+        return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
+
+    return step
+
+
+def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, step: jax.Array) -> jax.Array:
+    """Return the retrieved rows int32 [B, top_k], then given and drawn ones, [B, K]; the same on all devices."""
+    b = len(rows)
+    parts = [rows]
+    if program.given:
+        assert batch.given is not None
+        # Given rows come first: of a passage that is both given and retrieved, the given place stays.
+        parts.insert(0, lax.all_gather(batch.given, DATA, tiled=True, to="invarying"))
+    parts.append(jnp.full((b, program.art.uniform), -1, jnp.int32))
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.UNIFORM_PASSAGES)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(b))
+    return filled(without_repeats(jnp.concatenate(parts, axis=1)), program.corpus_rows, keys)
+
+
+def student_loss(
+    program: ArtProgram,
+    q: jax.Array,
+    p: jax.Array,
+    teacher: jax.Array,
+    forms: jax.Array | None,
+    batch: QuestionBatch,
+    stored: StoredRows | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+    """Return this device's mean loss.
+
+    Args:
+      program: the run's constants.
+      q: this device's questions, float32 [b, D].
+      p: embeddings of their passages, float32 [b, K, D].
+      teacher: the teacher's scores of them, float32 [b, K].
+      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
+      batch: this device's part of the batch.
+      stored: quantiser of the passages that are scored; None: they are scored exactly.
+
+    Returns:
+      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in
+      the log.
+    """
+    terms: dict[str, jax.Array] = {}
+    if stored is not None:
+        terms["storage_error"] = storage_error(stored, p)
+        p = stored(p)
+    student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
+    settings = program.art.teacher_temperature, program.art.prior_weight
+    losses = art_losses(student, teacher, *settings)
+    if forms is not None:
+        wanted = target(student, teacher, *settings)
+        of_forms, of_typos = form_losses(
+            program.typos,
+            q,
+            forms,
+            student,
+            jnp.ones(student.shape, bool),
+            lambda vectors: of_others(program, vectors, p, wanted),
+            tokens=batch.tokens,
+            temperature=program.temperature,
+        )
+        losses = program.typos.clean_weight * losses + of_forms
+        terms |= of_typos
+    loss, means = losses.mean(), {name: values.mean() for name, values in terms.items()}
+    if stored is not None:
+        loss += program.index_aware.commitment * means["storage_error"]
+    return loss, (student, means)
+
+
+def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:
+    """Return the scores of vectors float32 [b, F, D] with passages [b, K, D], divided by the temperature: [b, F, K]."""
+    return jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
+
+
+def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the losses of F other forms of each question against the question's own target.
+
+    Args:
+      program: the run's constants.
+      vectors: embeddings of the forms, float32 [b, F, D].
+      p: embeddings of the question's passages, float32 [b, K, D].
+      wanted: logits of the target, float32 [b, K].
+
+    Returns:
+      losses float32 [b, F], and the forms' scaled scores, float32 [b, F, K].
+    """
+    student = scaled_scores(program, vectors, p)
+    return losses_of(student, jnp.broadcast_to(wanted[:, None], student.shape)), student

@@ -1,0 +1,188 @@
+"""Contrastive learning: each question's passage against all other passages of the batch (Karpukhin et al. 2020).
+
+`make_step` puts embedding, in-step retrieval, loss and update together as one compiled program; its loss is
+batch_loss.py's.
+
+Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions are local, each with C
+passages of its own (positives first, then negatives), and M = B C passages make up the batch.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.losses.contrastive import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.models.backbones.layers import Params
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
+from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.training.steps.index_aware import on_stored
+from jaxretr.training.steps.live_index import (
+    embed_passages,
+    embed_questions,
+    fetch_rows,
+    find_passages,
+    staleness,
+    staleness_max,
+    staleness_of,
+    write_back,
+)
+from jaxretr.training.steps.text_keys import TextKeys
+from jaxretr.training.steps.typo_terms import embed_with_forms
+
+__all__ = [
+    "NO_PASSAGE",
+    "ContrastiveBatch",
+    "ContrastiveProgram",
+    "Masks",
+    "PassagesOfBatch",
+    "batch_loss",
+    "contrastive_losses",
+    "make_step",
+    "retrieve_negatives",
+]
+
+
+def make_step(
+    program: ContrastiveProgram, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> Callable[..., tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]]:
+    """Build the compiled training step.
+
+    Args:
+      program: the run's constants.
+      optimizer: applied to both towers.
+      mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
+
+    Returns:
+      step(state, index, passages, contents, batch) -> (state, index, metrics, rows), where `index` is None unless the
+      program searches, `contents` says for every corpus row which is the first with that title and text (int32 [N]),
+      `metrics` is a dict of float32 scalars and `rows` are all passages of the batch, int32 [B, C + retrieved].
+      `state` and `index` are donated.
+    """
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P(DATA)),
+    )
+    def step(
+        state: TrainState,
+        index: CorpusState | None,
+        passages: CorpusTokens,
+        contents: jax.Array,
+        batch: ContrastiveBatch,
+    ) -> tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]:
+        # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
+        params = varying(state.params)
+        b, c = len(batch.tokens), batch.rows.shape[1] + program.negatives.retrieved
+        keys = TextKeys.of_step(program, state.step, b, c, program.typos.forms)
+
+        # 1. Find negatives with the question vectors of this step.
+        rows = batch.rows
+        if program.negatives.retrieved:
+            assert index is not None
+            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            found = retrieve_negatives(program, mesh, searched, index, contents, batch, keys)
+            rows = jnp.concatenate([rows, found], axis=1)  # [b, C]
+
+        # 2. Fetch the passages' tokens for this device's own questions.
+        everyone = lax.all_gather(rows, DATA, tiled=True, to="invarying")  # [B, C]
+        fetched = fetch_rows(passages, everyone)  # [b, C, L], [b, C]
+        own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))  # [b, C]
+
+        # 3. Embed with gradient, compare with the passages of all devices.
+        def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
+            q, forms = embed_with_forms(program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys)
+            p = embed_passages(program, params, state.frozen, fetched, keys.passages)
+            given = PassagesOfBatch(own, everyone, index, contents)
+            loss_on = partial(batch_loss, program, q, p, given, batch, forms)
+            loss, metrics = on_stored(program, state.codes, loss_on)
+            return loss, (metrics, p)
+
+        (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+
+        # 4. Write the fresh embeddings back, reduce once, update.
+        if index is not None:
+            # Added up over the devices below, as all of these metrics are.
+            devices = lax.axis_size(DATA)
+            if program.negatives.retrieved:
+                found_rows = everyone[:, batch.rows.shape[1] :]
+                metrics["staleness_retrieved"] = staleness_of(index, found_rows, state.step) / devices
+            if program.index.write_back:
+                written = everyone
+                if program.contrastive.corpus_softmax:
+                    # On CPUs XLA copies the whole index unless what is written depends on what has read it; it drops an
+                    # optimization_barrier before it decides. The loss has read the index; a NaN loss writes nothing.
+                    written = jnp.where(jnp.isnan(loss), NO_PASSAGE, everyone)
+                index = write_back(index, written, fresh, state.step)
+            metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / devices
+        # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
+        # gradients of all devices' questions: the sum is the gradient that a single device would compute.
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, {"loss": loss, **metrics})
+        metrics["gradient_norm"] = global_norm(gradients)
+        if index is not None:
+            metrics["staleness_max"] = staleness_max(index, state.step, program.corpus_rows)
+        return state.apply_gradients(gradients, optimizer), index, metrics, rows
+
+    return step
+
+
+def retrieve_negatives(
+    program: ContrastiveProgram,
+    mesh: Mesh,
+    questions: jax.Array,
+    index: CorpusState,
+    contents: jax.Array,
+    batch: ContrastiveBatch,
+    keys: TextKeys,
+) -> jax.Array:
+    """Draw negatives from the ranks of an exact search of the live index.
+
+    Args:
+      program: the window of ranks, the margin, how to draw.
+      mesh: of the shard_map.
+      questions: this device's embeddings, float32 [b, D].
+      index: this device's part of the live index.
+      contents: this device's rows' contents, int32 [n].
+      batch: its part of the batch.
+      keys: of this device's questions.
+
+    Returns:
+      int32 [b, retrieved] corpus rows, NO_PASSAGE where too few passages are left.
+    """
+    b = len(questions)
+    depth = min(program.negatives.last_rank, program.corpus_rows)
+    scores, rows = find_passages(program, mesh, questions, index, depth)  # [B, k], the same everywhere
+    found = fetch_rows(contents, rows)  # [b, k]
+    first = lax.axis_index(DATA) * b
+    scores, rows = (lax.dynamic_slice_in_dim(x, first, b) for x in (scores, rows))
+    allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
+    allowed &= ~jax.vmap(among)(found, batch.known[:, None])[:, 0]
+    # Whatever the masks, a question's own positives and negatives of this step are not taken again.
+    everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
+    own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))
+    allowed &= ~jax.vmap(among)(found, own[:, None])[:, 0]
+    if program.negatives.margin is not None:
+        positive = fetch_rows(index.embeddings, everyone[:, :1])[:, 0]  # [b, D]
+        its_score = jnp.einsum("bd,bd->b", questions, positive, precision=lax.Precision.HIGHEST)
+        allowed &= scores <= (its_score - program.negatives.margin)[:, None]
+    if program.negatives.draw == "top":
+        order = jnp.broadcast_to(-jnp.arange(depth, dtype=jnp.float32), rows.shape)
+    else:
+        order = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(keys.draws)
+    # The highest of the allowed places; the others rank below all of them.
+    value, place = lax.top_k(jnp.where(allowed, order, -jnp.inf), min(program.negatives.retrieved, depth))
+    taken = jnp.where(value == -jnp.inf, NO_PASSAGE, jnp.take_along_axis(rows, place, axis=1))
+    return jnp.pad(taken, ((0, 0), (0, program.negatives.retrieved - taken.shape[1])), constant_values=NO_PASSAGE)

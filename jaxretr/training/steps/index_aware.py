@@ -1,0 +1,144 @@
+"""Index-aware training: the loss on scores as the served index will compute them.
+
+An index of quantised passages ranks by q . Q(p), where Q rounds a passage to int8 or to product codes; the encoder is
+usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so
+that the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021,
+https://arxiv.org/abs/2108.00644) and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product
+codes in such a way; `commitment` is the second's penalty on the distance to the codes, without its constraint of equal
+use.
+
+Centres of product codes are fitted to a sample of passages before the first step and every `relearn_every` steps, by a
+separate compiled program. They are a part of the state, so that a resumed run continues with the same ones.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.config import IndexAware
+from jaxretr.models.backbones.layers import Params
+from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.runtime.streams import KeyStream
+from jaxretr.training.state import CorpusTokens, ProductCodes
+from jaxretr.training.steps.live_index import IndexProgram, embed_passages, fetch_rows
+from jaxretr.training.steps.quantised import StoredRows, fitted_codebook, threshold_of
+
+
+def check(settings: IndexAware) -> None:
+    """Raise UsageError for settings that do not define a quantiser, or that nothing would read."""
+    if settings.kind == "none":
+        if settings != IndexAware():
+            raise UsageError("index_aware: has settings but no kind; set --index-aware.kind int8 or product")
+        return
+    if not 0 < settings.weight <= 1:
+        raise UsageError(f"index_aware.weight={settings.weight}: must be above 0 and at most 1")
+    if settings.commitment < 0:
+        raise UsageError(f"index_aware.commitment={settings.commitment}: must be at least 0")
+    if settings.kind == "int8":
+        return
+    if not 2 <= settings.centres <= 256:
+        raise UsageError(f"index_aware.centres={settings.centres}: must be from 2 to 256, the values of a byte")
+    if settings.block < 1 or settings.relearn_every < 1:
+        raise UsageError("index_aware.block and index_aware.relearn_every must be at least 1")
+    if settings.sample < settings.centres:
+        raise UsageError(
+            f"index_aware.sample={settings.sample}: is too few to fit {settings.centres} centres; give {settings.centres} or more"
+        )
+
+
+def on_stored(
+    program: IndexProgram, codes: ProductCodes | None, loss_of: Callable[[StoredRows | None], tuple[jax.Array, Any]]
+) -> tuple[jax.Array, Any]:
+    """Return the loss on the scores of a quantised index, or its weighted mean with the loss on exact scores.
+
+    Args:
+      program: the run's constants.
+      codes: product codes of the state.
+      loss_of: function of the rows' quantiser (None: exact rows) that returns the loss and an auxiliary value.
+
+    Returns:
+      The loss, and the auxiliary value of the loss on the index's scores.
+    """
+    settings = program.index_aware
+    if settings.kind == "none":
+        return loss_of(None)
+    loss, others = loss_of(StoredRows(settings, codes))
+    if settings.weight < 1:
+        loss = settings.weight * loss + (1 - settings.weight) * loss_of(None)[0]
+    return loss, others
+
+
+def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
+    """Return |p - Q(p)|^2 / |p|^2 of passages, float32 [..., D] -> [...], with a gradient that pulls p to Q(p)."""
+    length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
+    return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
+
+
+def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., ProductCodes]:
+    """Build the compiled program that fits the centres of product codes to passages, dropout off.
+
+    Args:
+      program: the run's constants.
+      mesh: the devices.
+      count: number of passages, the first ones on the devices, that the fit may use.
+
+    Returns:
+      learn(params, passages, codes, step) -> codes, where `passages` is the corpus's CorpusTokens and `codes` are the
+      codes that the fit starts from, or None.
+    """
+
+    @jax.jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
+        out_specs=P(),
+    )
+    def learn(params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array) -> ProductCodes:
+        settings = program.index_aware
+        rows = sampled_rows(program, count, step, lax.axis_size(DATA))  # [m]
+        found = fetch_rows(passages, rows[:, None])
+        own = embed_passages(program, params, {}, found, None)[:, 0]  # [m / devices, D]
+        everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
+        weights = (rows >= 0).astype(jnp.float32)
+        start = None if codes is None else codes.codebook
+        codebook = fitted_codebook(everyone, weights, settings.block, settings.centres, start)
+        return ProductCodes(codebook, threshold_of(everyone, weights), step)
+
+    return learn
+
+
+def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices: int) -> jax.Array:
+    """Choose the passages that the centres are fitted to, one from each of equal parts of all.
+
+    Args:
+      program: constants of the run, with its seed and the number of passages to choose.
+      passages: number of passages to choose from.
+      step: number of the step, int32 scalar.
+      devices: number of devices that share the passages.
+
+    Returns:
+      int32 [m], where m is a multiple of the devices; -1 at the end if the passages do not divide.
+    """
+    count = min(program.index_aware.sample, passages)
+    ends = np.arange(count + 1, dtype=np.int64) * passages // count
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.QUANTISER_SAMPLE)
+    sizes = np.diff(ends).astype(np.int32)
+    rows = ends[:-1].astype(np.int32) + jax.random.randint(key, (count,), 0, sizes)
+    return jnp.pad(rows, (0, -count % devices), constant_values=-1)
+
+
+def abstract_codes(settings: IndexAware, dim: int) -> ProductCodes:
+    """Return the shapes of the codes that the fit returns for D dimensions."""
+    shape = -(-dim // settings.block), settings.centres, settings.block
+    return jax.eval_shape(lambda: ProductCodes(jnp.zeros(shape), jnp.zeros(()), jnp.zeros((), jnp.int32)))

@@ -1,0 +1,128 @@
+"""The live index encoded again with the current weights: all of it at once, or a slice before every step."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.embed import embed, tower
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.runtime.parallel.split_parameters import longest_row
+from jaxretr.training.state import CorpusState, CorpusTokens
+from jaxretr.training.steps.blocks import block_size, block_start, num_blocks
+from jaxretr.training.steps.live_index import IndexProgram
+from jaxretr.training.steps.widths import chosen_widths
+
+
+def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
+    """Build the compiled program that encodes the whole corpus on the devices, dropout off.
+
+    Returns:
+      refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
+    """
+
+    def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
+        rows = jnp.arange(len(index.encoded_at), dtype=jnp.int32)
+        embeddings = encode_rows(program, params, passages, index.embeddings, rows)
+        return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
+
+    return _compiled(refresh, program, mesh)
+
+
+def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Callable[..., CorpusState]:
+    """Build the compiled program that encodes one slice of the corpus on the devices, dropout off.
+
+    A slice is a function of the step alone: for any number of devices it has the same rows, equally many on each.
+
+    Args:
+      program: the run's constants.
+      mesh: the devices.
+      every: R; R steps in a row encode every row once.
+
+    Returns:
+      refresh(params, passages, index, step) -> index, in which the rows r with r mod R = step mod R are fresh. `index`
+      is donated and overwritten.
+    """
+
+    def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
+        n = len(index.encoded_at)
+        rows = slice_rows(lax.axis_index(DATA) * n, n, every, step)
+        embeddings = encode_rows(program, params, passages, index.embeddings, rows)
+        return CorpusState(embeddings, index.encoded_at.at[rows].set(step, mode="drop"))
+
+    return _compiled(refresh, program, mesh)
+
+
+def _compiled(refresh: Callable[..., CorpusState], program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
+    mapped = over_data(
+        refresh,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P()),
+        out_specs=P(DATA),
+    )
+    return jax.jit(mapped, donate_argnums=(2,))
+
+
+def slice_rows(first: jax.Array, n: int, every: int, step: jax.Array) -> jax.Array:
+    """Return the rows of a device that a rolling refresh encodes before a step.
+
+    Args:
+      first: corpus row of the device's first row, int32 scalar.
+      n: number of rows on the device.
+      every: R.
+      step: number of the step, int32 scalar.
+
+    Returns:
+      int32 [ceil(n / R)], rows of the device in ascending order; the last may be n, which stands for no row.
+    """
+    local = jnp.mod(step - first, every) + every * jnp.arange(-(-n // every), dtype=jnp.int32)
+    return jnp.minimum(local, n)
+
+
+@jax.named_scope("refresh")
+def encode_rows(
+    program: IndexProgram, params: Params, passages: CorpusTokens, embeddings: jax.Array, rows: jax.Array
+) -> jax.Array:
+    """Encode rows of this device's passages into the index, block by block; call it inside the shard_map.
+
+    Args:
+      program: the run's constants.
+      params: all parameters of the dual encoder.
+      passages: this device's passages, [n, L].
+      embeddings: this device's part of the index, [n, D].
+      rows: rows on this device, int32 [m], each at most once; n stands for no row.
+
+    Returns:
+      The index with the fresh embeddings, [n, D].
+    """
+    n, width, m = len(passages.lengths), passages.width, len(rows)
+    size = block_size(m, program.index.encode_rows)
+    widths = chosen_widths(width, program.passage_widths)
+    # Shortest first, so that a block's rows have about the same length and none is padded to a much longer one. The
+    # shortest rows, which the first block shares with the second, are encoded twice.
+    lengths_of_rows = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)
+    order = rows[jnp.argsort(lengths_of_rows, stable=True)]
+    weights = tower(params, "passage")
+
+    def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
+        return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
+
+    def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
+        chosen = lax.dynamic_slice_in_dim(order, block_start(number, m, size), size)
+        read = passages.take(jnp.minimum(chosen, n - 1))
+        # A place without a row has the length 0, like padding, so that it does not widen a block.
+        tokens, lengths = read.tokens, jnp.where(chosen < n, read.lengths, 0)
+        longest = longest_row(lengths, program.shard_parameters)
+        bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
+        branches = [partial(encode, width=width) for width in widths]
+        fresh = lax.switch(bucket, branches, tokens, lengths)
+        return embeddings.at[chosen].set(fresh.astype(embeddings.dtype), mode="drop")
+
+    return lax.fori_loop(0, num_blocks(m, size), block, embeddings)

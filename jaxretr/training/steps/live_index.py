@@ -1,0 +1,300 @@
+"""The live index: a corpus's tokens and embeddings on the devices, searched, read and written by compiled code.
+
+index_refresh.py encodes it again. Everything here runs inside a shard_map over the mesh's "data" axis:
+b = B / devices questions and n = N / devices corpus rows are local. ART and the contrastive objectives share it.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.config import IndexAware, LiveIndex
+from jaxretr.indexes.topk import search_step
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
+from jaxretr.runtime.parallel.memory import size
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows
+from jaxretr.training.steps.chunks import EmbedRows, embed_in_chunks
+from jaxretr.training.steps.kept_chunks import kept_bytes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexProgram:
+    """Constants of the compiled programs around a live index."""
+
+    encoder: DualEncoderConfig | JointConfig
+    encoder_dtype: Any
+    corpus_rows: int
+    """Number of passages in the corpus; the sharded arrays' further rows are padding."""
+    index: LiveIndex
+    chunk: int
+    """Passages that a training step embeds at once on each device, as the section of the objective sets it."""
+    activation_bytes: int
+    """Bytes of questions' and of passages' activations, each, that a device may keep for the backward pass. If all
+    chunks' fit in, each is embedded once; otherwise twice."""
+    seed: int
+    shard_parameters: bool = False
+    """Whether the encoder's large matrices are split over "data", see jaxretr/runtime/parallel/split_parameters.py."""
+    index_aware: IndexAware = field(default_factory=IndexAware)
+    """Rounding of the loss's scores to those of a quantised index."""
+    passage_widths: tuple[int, ...] = ()
+    """Padded lengths that passages are cut to, see `chosen_widths`; empty: quarters of the longest."""
+
+
+@jax.named_scope("questions")
+def embed_questions(
+    program: IndexProgram,
+    params: Params,
+    frozen: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
+) -> jax.Array:
+    """Embed this device's questions in a training step, chunk by chunk.
+
+    A chunk has as many of them as together have the tokens of a chunk of passages.
+
+    Args:
+      program: the run's constants.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      tokens: token ids of [CLS] q [SEP], integers [b, L].
+      lengths: int32 [b].
+      keys: PRNG keys of their dropout, [b], or None.
+
+    Returns:
+      float32 [b, D].
+    """
+    longest = program.encoder.max_passage_length, program.encoder.max_question_length
+    chunk = max(program.chunk, program.chunk * longest[0] // longest[1])
+    return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys, chunk)
+
+
+@jax.named_scope("passages")
+def embed_passages(
+    program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
+) -> jax.Array:
+    """Embed the K passages of each of this device's questions in a training step, chunk by chunk.
+
+    Args:
+      program: the run's constants.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      found: their tokens [b, K, L] and lengths [b, K].
+      keys: PRNG keys of their dropout, [b, K], or None.
+
+    Returns:
+      float32 [b, K, D].
+    """
+    b, k, length = found.tokens.shape
+    flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
+    towers = tower(params, "passage"), tower(frozen, "passage")
+    return _embed_texts(program, *towers, *flat, program.chunk, program.passage_widths).reshape(b, k, -1)
+
+
+def _embed_texts(
+    program: IndexProgram,
+    tower_params: Params,
+    frozen: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
+    chunk: int,
+    widths: tuple[int, ...] = (),
+) -> jax.Array:
+    embed_rows = row_encoder(program.encoder, program.encoder_dtype)
+    # All devices look up a split table together, which `embed_rows` does.
+    words = None if program.shard_parameters else word_table(tower_params)
+    keep = False
+    if program.activation_bytes:
+        needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, lengths, keys, chunk)
+        keep = needed <= program.activation_bytes
+        log.debug("%d texts: activations of %s are %s", len(tokens), size(needed), "kept" if keep else "computed twice")
+    return embed_in_chunks(
+        embed_rows,
+        tower_params,
+        tokens,
+        lengths,
+        keys,
+        chunk=chunk,
+        frozen=frozen,
+        keep=keep,
+        words=words if keep else None,
+        together=program.shard_parameters,
+        widths=widths,
+    )
+
+
+@cache
+def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
+    """Return the encoder in the form that `embed_in_chunks` calls."""
+
+    def embed_rows(
+        params: Params,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None,
+        words: jax.Array | None = None,
+    ) -> jax.Array:
+        return embed(encoder, params, tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=True, words=words)
+
+    return embed_rows
+
+
+@jax.named_scope("search")
+def find_passages(
+    program: IndexProgram, mesh: Mesh, questions: jax.Array, index: CorpusState, k: int
+) -> tuple[jax.Array, jax.Array]:
+    """Search the live index with this device's questions; call it inside the shard_map.
+
+    Args:
+      program: the run's constants.
+      mesh: mesh of the shard_map.
+      questions: this device's embeddings, float32 [b, D].
+      index: this device's part of the index.
+      k: number of passages per question.
+
+    Returns:
+      scores float32 [B, k] and global rows int32 [B, k] of the whole batch, the same on all devices.
+    """
+    # The mesh's platform, not this process's default: a program can be compiled for devices that are not here.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return search_step(
+        questions if on_cpu else questions.astype(index.embeddings.dtype),
+        index.embeddings,
+        k,
+        num_valid=program.corpus_rows,
+        queries_sharded=True,
+        block_rows=program.index.block_rows,
+    )
+
+
+@jax.named_scope("fetch")
+def fetch_rows(table: Any, rows: jax.Array) -> Any:
+    """Bring rows of a sharded table to the devices that asked for them; call it inside the shard_map.
+
+    Args:
+      table: this device's rows, integers or floats [n, ...], or its `CorpusTokens`.
+      rows: global rows wanted by all devices, int32 [B, K], the same everywhere; a row that does not exist gives 0.
+
+    Returns:
+      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions; for a corpus's tokens int32
+      `TokenRows`, with tokens [b, K, L] and lengths [b, K].
+    """
+    # Rows of this device's part, [B, K], and whether they are on this device.
+    n = len(table.lengths) if isinstance(table, CorpusTokens) else len(table)
+    local = rows - lax.axis_index(DATA) * n
+    mine = (local >= 0) & (local < n)
+    local = jnp.clip(local, 0, n - 1)
+
+    def moved(values: jax.Array) -> jax.Array:
+        dtype = jnp.int32 if jnp.issubdtype(values.dtype, jnp.integer) else jnp.float32
+        values = jnp.where(mine.reshape(*mine.shape, *[1] * (values.ndim - 2)), values.astype(dtype), 0)
+        # Each row is on exactly one device, so the sum moves it.
+        return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
+
+    return jax.tree.map(moved, table.take(local) if isinstance(table, CorpusTokens) else table[local])
+
+
+@jax.named_scope("write_back")
+def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.Array) -> CorpusState:
+    """Put freshly computed embeddings into the index.
+
+    Args:
+      index: this device's part of the index.
+      rows: the retrieved global rows of the whole batch, int32 [B, K].
+      fresh: embeddings of the rows of this device's questions, float32 [b, K, D].
+      step: the number of updates that the weights had seen, int32 scalar.
+    """
+    everyone = lax.all_gather(fresh.astype(index.embeddings.dtype), DATA, tiled=True)  # [B, K, D]
+    flat = rows.reshape(-1)
+    # A passage that several questions found has several embeddings (dropout); the first question's counts, so that
+    # the result does not depend on the order in which a device scatters. first: bool [B K].
+    order = jnp.argsort(flat, stable=True)
+    repeats = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(flat[order]) == 0])
+    first = jnp.zeros(flat.shape, bool).at[order].set(~repeats)
+    # Rows of this device's part, [B K]; n for other devices' rows and for repeats.
+    n = len(index.encoded_at)
+    local = flat - lax.axis_index(DATA) * n
+    place = jnp.where(first & (local >= 0) & (local < n), local, n)  # n is out of bounds: dropped
+    return CorpusState(
+        index.embeddings.at[place].set(everyone.reshape(len(flat), -1), mode="drop"),
+        index.encoded_at.at[place].set(step, mode="drop"),
+    )
+
+
+def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """Return this device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's."""
+    return _ages(index, step, corpus_rows).astype(jnp.float32).sum() * lax.axis_size(DATA) / corpus_rows
+
+
+def staleness_max(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """Return the age of the index's oldest row, in steps, float32 scalar; the same on all devices."""
+    return lax.pmax(_ages(index, step, corpus_rows).max(), DATA).astype(jnp.float32)
+
+
+def _ages(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """Return the steps since each of this device's rows was encoded, int32 [n]; padding counts as fresh."""
+    n = len(index.encoded_at)
+    real = lax.axis_index(DATA) * n + jnp.arange(n) < corpus_rows
+    return jnp.where(real, step - index.encoded_at, 0)
+
+
+def staleness_of(index: CorpusState, rows: jax.Array, step: jax.Array) -> jax.Array:
+    """Return this device's share of the mean age of some rows, in steps; the devices' mean is the mean, 0 for no rows.
+
+    Args:
+      index: this device's part of the index, as it was when the rows were found.
+      rows: global rows, int32, the same on all devices; those that do not exist are left out.
+      step: the number of updates that the weights have seen, int32 scalar.
+    """
+    n = len(index.encoded_at)
+    local = rows - lax.axis_index(DATA) * n
+    mine = (local >= 0) & (local < n)
+    age = jnp.where(mine, step - index.encoded_at.at[local].get(mode="clip"), 0).astype(jnp.float32)
+    count = ((rows >= 0) & (rows < n * lax.axis_size(DATA))).sum()
+    return age.sum() * lax.axis_size(DATA) / jnp.maximum(count, 1)
+
+
+def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Build the compiled search of evaluation questions over the live index, dropout off.
+
+    Returns:
+      search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on
+      all devices.
+    """
+
+    @jax.jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA)),
+        out_specs=(P(), P()),
+    )
+    def search(
+        params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
+        return search_step(
+            q,
+            index.embeddings,
+            k,
+            num_valid=program.corpus_rows,
+            queries_sharded=True,
+            block_rows=program.index.block_rows,
+        )
+
+    return search

@@ -1,0 +1,120 @@
+"""The training step of language models: the mean over all tokens of the global batch, one reduction."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.partition import join
+from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
+from jaxretr.training.state import TrainState
+from jaxretr.training.steps.chunks import largest_divisor, zeros_placed_like
+
+SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
+"""Function (all parameters, batch, PRNG keys of its rows' dropout or None) -> (sum of the tokens' losses, number of
+tokens), float32 scalars."""
+
+
+def masked_sum(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the sum and the number of the positions whose weight is 1; losses and weights float32 of one shape."""
+    return (losses * weights).sum(), weights.sum()
+
+
+def make_token_step(
+    loss: SumLoss,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    chunk: int | None = None,
+    dropout_seed: int | None = None,
+) -> Callable[..., Any]:
+    """Build step(state, batch) -> (state, metrics); the batch is split over the devices, `state` is donated.
+
+    Every token of the global batch counts the same, whichever device it is on: sums are reduced, not means.
+
+    Args:
+      loss: loss of any rows of a batch.
+      optimizer: applied to `state.params`.
+      mesh: the devices.
+      chunk: number of rows that a device takes at once, summing the gradients over the chunks: memory, not mathematics.
+        None: all of them.
+      dropout_seed: seed that gives each row's PRNG key, with the step and the row's place in the batch; None: no
+        dropout.
+    """
+
+    @partial(jax.jit, donate_argnums=0)
+    @partial(state_stays, mesh=mesh)
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=False,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P()),
+    )
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        params = varying(state.params)
+        rows = len(jax.tree.leaves(batch)[0])
+        keys = None if dropout_seed is None else _row_keys(dropout_seed, state.step, rows)
+
+        def gradient(part: Any, keys: jax.Array | None) -> Any:
+            (total, count), gradients = jax.value_and_grad(
+                lambda p: loss(join(p, state.frozen), part, keys), has_aux=True
+            )(params)
+            return gradients, total, count
+
+        size = rows if chunk is None else _chunk_rows(rows, chunk)
+        if size == rows:
+            gradients, total, count = gradient(batch, keys)
+        else:
+            whole = rows // size * size
+            parts = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), (batch, keys))
+            none = lax.pcast(jnp.zeros(()), DATA, to="varying")
+            start = (jax.tree.map(zeros_placed_like, params), none, none)
+            sums = lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts)[0]
+            if whole < rows:
+                rest = jax.tree.map(lambda x: x[whole:], (batch, keys))
+                sums = jax.tree.map(jnp.add, sums, gradient(*rest))
+            gradients, total, count = sums
+        gradients, (total, count) = reduced(gradients, state.params, state.opt_state, (total, count))
+        count = jnp.maximum(
+            count, 1.0
+        )  # A small batch may have nothing to predict: then there is no gradient, instead of 0 / 0.
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        metrics = {"loss": total / count, "gradient_norm": global_norm(gradients)}
+        return state.apply_gradients(gradients, optimizer), metrics
+
+    return step
+
+
+def _chunk_rows(rows: int, limit: int) -> int:
+    """Return the rows per chunk: a divisor if one is near the limit, as a smaller last chunk is compiled once more."""
+    limit = max(1, min(limit, rows))
+    divisor = largest_divisor(rows, limit)
+    return divisor if 2 * divisor >= limit else limit
+
+
+def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:
+    """Return a PRNG key for each of this device's rows, by its place in the global batch; [rows]."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, lax.axis_index(DATA) * rows + jnp.arange(rows))
+
+
+def make_token_loss(loss: SumLoss, mesh: Mesh) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Build evaluate(params, batch) -> (sum, count) over the global batch, dropout off."""
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
+    def evaluate(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+        total, count = loss(params, batch, None)
+        return lax.psum((jnp.asarray(total), jnp.asarray(count)), DATA)
+
+    return evaluate

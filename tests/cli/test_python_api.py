@@ -1,0 +1,266 @@
+"""The package from Python: names, reprs, pickle and copy, and `search` and `train` as functions."""
+
+import copy
+import inspect
+import pkgutil
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import jaxretr
+from jaxretr.config import AdapterShape
+from jaxretr.data.readers import read_corpus, read_qrels, read_questions
+from jaxretr.data.run_reading import read_run, read_trec
+from jaxretr.data.tokens import load_tokenizer
+from jaxretr.data.typos import TypoGenerator
+from jaxretr.evaluate import metrics
+from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.indexes.certified.index import ScannIndex
+from jaxretr.indexes.exact import ExactIndex
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
+from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.runtime.errors import UserError
+
+TEXTS = ["who founded the city", "when was it", "a river"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_models: Path) -> DualEncoder:
+    return DualEncoder.from_pretrained(tiny_models / "encoder", max_passage_length=32)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_notebooks_complete_every_public_name():
+    assert set(jaxretr.__all__) <= set(dir(jaxretr))
+    for name in jaxretr.__all__:
+        assert getattr(jaxretr, name) is not None
+    assert "__version__" in dir(jaxretr)
+
+
+def test_no_module_takes_the_place_of_a_public_name():
+    assert not set(jaxretr.__all__) & {module.name for module in pkgutil.iter_modules(jaxretr.__path__)}
+
+
+def test_search_and_train_can_be_called_whatever_was_imported_before():
+    program = """
+import importlib, sys
+orders = [[], ["jaxretr.indexes.bm25.words"], ["jaxretr.indexes.searching", "jaxretr.training.loop"], ["jaxretr.mining.negatives"]]
+for order in orders:
+    for name in [name for name in sys.modules if name.split(".")[0] == "jaxretr"]:
+        del sys.modules[name]
+    import jaxretr
+    for name in order:
+        importlib.import_module(name)
+    assert callable(jaxretr.search) and callable(jaxretr.train) and callable(jaxretr.mine), order
+    from jaxretr import search, train
+    from jaxretr.training.loop import train as function, TrainResult
+    from jaxretr.indexes.filters import Filters
+    assert callable(search) and callable(train) and callable(function), order
+    assert search is jaxretr.search and jaxretr.train is train
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_functions_arguments_can_be_asked_for(tmp_path: Path):
+    assert list(inspect.signature(jaxretr.train).parameters) == ["config", "workdir", "profile_steps"]
+    assert list(inspect.signature(jaxretr.search).parameters)[:3] == ["encoder", "index", "queries"]
+    with pytest.raises(UserError, match="corpus or queries"):
+        jaxretr.encode("m", out=tmp_path)
+
+
+# ---- what is seen ----------------------------------------------------------------------------------------------------
+
+
+def test_reprs_say_what_it_is(encoder: DualEncoder, tiny_models: Path, tmp_path: Path):
+    path = str(tiny_models / "encoder")
+    count = f"{sum(leaf.size for leaf in jax.tree.leaves(encoder.params)):,}"
+    assert repr(encoder) == (
+        f"DualEncoder({path!r}, 16 dimensions, cls pooling, one tower of 2 x 16, {count} parameters, float32)"
+    )
+    combined = CombinedEncoder([encoder, encoder], [1, 0.5])
+    assert repr(combined).startswith("CombinedEncoder(32 dimensions, concatenated with weights 1, 0.5: DualEncoder('")
+    scorer = QuestionScorer.from_pretrained(tiny_models / "scorer")
+    assert repr(scorer).startswith(f"QuestionScorer('{tiny_models / 'scorer'}', T5 of 2 + 2 x 16, ")
+    index = ExactIndex(np.eye(3, dtype=np.float32), ["a", "b", "c"])
+    assert repr(index) == "ExactIndex(3 passages, 3 dimensions, float32, on 8 cpu)"
+    assert "first pass in int8, on the host" in repr(ExactIndex(np.eye(3, dtype=np.float32), first_pass="int8"))
+    shape = AdapterShape(lora_rank=2, bottleneck=4)
+    config = DualEncoderConfig(tiny.BERT, adapter=shape, max_question_length=16, max_passage_length=16)
+    adapter = Adapter.of(DualEncoder(config, init_params(config, 0), encoder.tokenizer))
+    assert repr(adapter).startswith("Adapter(LoRA of rank 2 and parallel adapters of 4, for question and passage, ")
+    store = jaxretr.encode(encoder, corpus=read_corpus(tiny.DATA), out=tmp_path / "store")
+    assert repr(store) == (
+        f"EmbeddingStore('{tmp_path / 'store'}', 20 passages, 16 dimensions, float32, 1 shards, of {path})"
+    )
+    corpus = read_corpus(tiny.DATA)
+    assert repr(corpus) == "Corpus(20 passages)"
+    assert repr(Bm25Index.build(corpus)).startswith("Bm25Index(20 passages, ")
+    assert repr(TypoGenerator(seed=3)) == "TypoGenerator('dictionary', keyboard='qwerty', seed=3)"
+
+
+# ---- pickle and copy -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [lambda it: pickle.loads(pickle.dumps(it)), copy.deepcopy])
+def test_models_and_indexes_can_be_sent_to_another_process_and_copied(
+    duplicate, encoder: DualEncoder, tiny_models: Path, tmp_path: Path
+):
+    wanted = encoder.encode_queries(TEXTS)  # Compiled programs are there now, which no pickle can hold.
+    again = duplicate(encoder)
+    np.testing.assert_array_equal(again.encode_queries(TEXTS), wanted)
+    assert (again.config, again.source) == (encoder.config, encoder.source)
+    combined = CombinedEncoder([encoder, encoder], [1, 0.5])
+    np.testing.assert_array_equal(duplicate(combined).encode_queries(TEXTS), combined.encode_queries(TEXTS))
+
+    scorer = QuestionScorer.from_pretrained(tiny_models / "scorer", max_length=64, max_question_length=24)
+    assert repr(duplicate(scorer)) == repr(scorer)
+
+    rows = np.random.default_rng(0).normal(size=(30, 16)).astype(np.float32)
+    for options in ({}, {"dtype": "bfloat16"}, {"first_pass": "int8"}, {"max_device_bytes": 2**17}):
+        index = ExactIndex(rows, [f"p{row}" for row in range(30)], metadata={"n": list(range(30))}, **options)
+        found, expected = (
+            duplicate(index).search(wanted, 5, where={"n": [1, 2, 3]}),
+            index.search(wanted, 5, where={"n": [1, 2, 3]}),
+        )
+        np.testing.assert_array_equal(found[0], expected[0])
+        assert found[1] == expected[1] and repr(duplicate(index)) == repr(index)
+
+    store = jaxretr.encode(encoder, corpus=read_corpus(tiny.DATA), out=tmp_path / "store")
+    np.testing.assert_array_equal(duplicate(store).rows(0, 20), store.rows(0, 20))
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [(ScannIndex, "ScannIndex.load(folder)"), (Bm25Index, "Bm25Index.build(corpus)")]
+)
+def test_an_index_that_cannot_be_copied_says_what_to_do(kind: type, remedy: str):
+    index = kind.__new__(kind)
+    for attempt in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=rf"cannot be pickled or copied: .* {re.escape(remedy)}"):
+            attempt(index)
+
+
+# ---- search and train ------------------------------------------------------------------------------------------------
+
+
+def test_search_finds_the_same_in_a_store_and_an_index(encoder: DualEncoder, tmp_path: Path):
+    corpus, questions = read_corpus(tiny.DATA), read_questions(tiny.DATA)
+    store = jaxretr.encode(encoder, corpus=corpus, out=tmp_path / "store", shard_rows=3)
+    index = ExactIndex(store.rows(0, 20), store.read_ids())
+    index.save(tmp_path / "index")
+    run = jaxretr.search(encoder, store, queries=tiny.DATA / "queries.jsonl", k=5)
+    scores, ids = index.search(encoder.encode_queries([question.text for question in questions]), 5)
+    assert list(run) == [question.id for question in questions] and [list(hits) for hits in run.values()] == ids
+    np.testing.assert_allclose([list(hits.values()) for hits in run.values()], scores, rtol=1e-5)
+    assert repr(run) == "SearchRun(10 questions, 50 hits)"
+    for other in (index, tmp_path / "index", str(tmp_path / "store")):
+        found = jaxretr.search(encoder, other, queries=questions, k=5)
+        assert [list(hits) for hits in found.values()] == ids
+    # A run is what metrics and files take.
+    assert metrics.evaluate(read_qrels(tiny.DATA / "qrels/train.tsv"), run, ["recall@5"])["recall@5"] >= 0
+    run.save(tmp_path / "run.trec")
+    assert {question: list(hits) for question, hits in read_trec(tmp_path / "run.trec").items()} == dict(
+        zip(run, ids, strict=True)
+    )
+    # Filters, texts in place of questions, and another model.
+    few = jaxretr.search(encoder, store, queries=["who"], k=5, allow=corpus.ids[:3], deny=corpus.ids[:1])
+    assert set(few["0"]) == set(corpus.ids[1:3])
+    other = DualEncoder(
+        encoder.config, init_params(encoder.config, 1), load_tokenizer(tiny_tokenizer(encoder, tmp_path))
+    )
+    with pytest.raises(UserError, match="was encoded with another model"):
+        jaxretr.search(other, store, queries=["who"])
+
+
+def test_search_filters_by_fields_and_files_and_saves_every_format(encoder: DualEncoder, tmp_path: Path):
+    corpus = read_corpus(tiny.DATA)
+    store = jaxretr.encode(encoder, corpus=corpus, out=tmp_path / "store", shard_rows=3)
+    rows = [json.loads(line) for line in (tiny.DATA / "corpus.jsonl").read_text().splitlines()]
+    fields = tmp_path / "fields.jsonl"
+    fields.write_text("".join(json.dumps({**row, "year": 2000 + n % 3}) + "\n" for n, row in enumerate(rows)))
+    (tmp_path / "deny").write_text(f"{corpus.ids[2]}\n")
+    asked = {"queries": ["who"], "k": 20, "deny": tmp_path / "deny"}
+    for year in (2002, "2002", ["2002"]):
+        run = jaxretr.search(encoder, store, **asked, where={"year": year}, corpus=fields)
+        assert set(run["0"]) == set(corpus.ids[5::3])
+    # An index's own fields, and a model that is loaded only once the filters have been checked.
+    index = ExactIndex(store.rows(0, 20), corpus.ids, metadata={"year": [2000 + n % 3 for n in range(20)]})
+    assert set(jaxretr.search(lambda: encoder, index, **asked, where={"year": 2002})["0"]) == set(corpus.ids[5::3])
+    with pytest.raises(UserError, match="where year=1999: no passage has this value"):
+        jaxretr.search(lambda: pytest.fail("loaded"), index, **asked, where={"year": 1999})
+
+    run.save(tmp_path / "run.jsonl", format="jsonl", corpus=corpus)
+    run.save(tmp_path / "run.json", format="dpr", corpus=tiny.DATA)
+    for name in ("run.jsonl", "run.json"):
+        assert [list(hits) for hits in read_run(tmp_path / name).values()] == [list(run["0"])]
+    with pytest.raises(UserError, match="give the corpus"):
+        run.save(tmp_path / "other", format="dpr")
+    with pytest.raises(UserError, match="did you mean 'jsonl'"):
+        run.save(tmp_path / "other", format="json")  # pyright: ignore[reportArgumentType]
+
+
+def test_bm25_gives_a_run_as_search_does():
+    run = jaxretr.search_bm25(tiny.DATA, queries=tiny.DATA / "queries.jsonl", k=3)
+    assert list(run) == [question.id for question in read_questions(tiny.DATA)]
+    assert max(map(len, run.values())) == 3
+    best = next(
+        iter(jaxretr.search_bm25(read_corpus(tiny.DATA), queries=["xyzzy", read_corpus(tiny.DATA).texts[4]])["1"])
+    )
+    assert best == read_corpus(tiny.DATA).ids[4]
+
+
+def tiny_tokenizer(encoder: DualEncoder, folder: Path) -> Path:
+    encoder.tokenizer.save_pretrained(folder / "tokenizer")
+    return folder / "tokenizer"
+
+
+def test_train_tells_the_metrics_the_step_and_the_model(tiny_models: Path, tmp_path: Path):
+    config = tiny.contrastive_config(tiny_models, train={"steps": 2, "eval_every": 1, "save_every": 2})
+    result = jaxretr.train(config, workdir=str(tmp_path / "run"))
+    assert result == result.metrics and result["acc@5"] == result.metrics["acc@5"]
+    assert result.best in (0, 1, 2)
+    assert repr(jaxretr.load_encoder(result.model)).startswith(f"DualEncoder('{result.model}', 16 dimensions")
+
+
+def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path: Path):
+    """Rather than with a traceback from inside: a module of one's own, a list of files, a list of rows."""
+
+    class Module:
+        def __call__(self, tokens: Any) -> Any:
+            return tokens
+
+    wrong: list[tuple[Any, str]] = [
+        (
+            lambda: jaxretr.evaluate_model(Module(), beir=tiny.DATA, split="train"),
+            "a Module is not an encoder; give a Dual",
+        ),
+        (lambda: jaxretr.evaluate_model(lambda: Module(), beir=tiny.DATA, split="train"), "a Module is not an encoder"),
+        (lambda: jaxretr.encode(3, corpus=tiny.DATA, out=tmp_path / "out"), "a int is not an encoder"),
+        (lambda: jaxretr.load_config("dpr_small", data=["a", "b"]), "data: one path is expected, not"),
+        (lambda: jaxretr.load_config(3), "config: a path or name is expected, not a int"),
+        (
+            lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), metadata=[{"a": 1}]),
+            "metadata: a list is not a dict",
+        ),
+        (
+            lambda: jaxretr.train("dpr_small", tmp_path / "run"),
+            "a Config is expected, not a str; load it with load_config",
+        ),
+    ]
+    for call, message in wrong:
+        with pytest.raises(jaxretr.UserError) as error:
+            call()
+        assert message in str(error.value) and "\n" not in str(error.value)

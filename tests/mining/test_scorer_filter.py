@@ -1,0 +1,134 @@
+"""A scorer as the filter of mined negatives: what it drops, by definition, and scores that a student is distilled from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from command_errors import the_error
+
+import jaxretr
+from jaxretr import cli
+from jaxretr.data.readers import read_corpus
+from jaxretr.data.training_set import load_training_set
+from jaxretr.mining.scorer_filter import ScorerFilter
+from jaxretr.models.pair_scorer import CrossEncoder
+from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.runtime.errors import UsageError
+
+DATA = tiny.DATA
+
+# Of scores of the order of 1, when other pairs share the batch.
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def model(tiny_cross_encoder: Path) -> Path:
+    return tiny_cross_encoder
+
+
+@pytest.fixture(scope="module")
+def scorer(model: Path) -> CrossEncoder:
+    return CrossEncoder.from_pretrained(model)
+
+
+def mine(out: Path, *words: object) -> list[dict]:
+    typed = ["mine", "--corpus", DATA / "corpus.jsonl", "--train", DATA, "--out", out, *words]
+    assert cli.main([str(word) for word in typed]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def raw(scorer: CrossEncoder, question: str, ids: list[str]) -> np.ndarray:
+    corpus = read_corpus(DATA)
+    passages = [corpus[corpus.row(id)] for id in ids]
+    return scorer.score([question] * len(ids), [{"title": p.title, "text": p.text} for p in passages])
+
+
+def test_the_scorer_filters_what_the_others_leave_and_its_scores_are_written(
+    model: Path, scorer: CrossEncoder, tmp_path: Path
+):
+    report, options = tmp_path / "report.json", ("--ranks", "1:18", "--answers", "none")
+    everything = mine(tmp_path / "all.jsonl", *options, "--negatives", 20)
+    mined = mine(
+        tmp_path / "mined.jsonl",
+        *(*options, "--negatives", 3, "--scorer", model, "--max-score-share", 0.9, "--score-margin", 0.01),
+        *("--report", report),
+    )
+    dropped = 0
+    for record, candidates in zip(mined, everything, strict=True):
+        question, ids = record["query_text"], candidates["negative_document_ids"]
+        of_positives = raw(scorer, question, record["positive_document_ids"])
+        of_candidates = raw(scorer, question, ids)
+        best = of_positives.max()
+
+        def sigmoid(logits: np.ndarray) -> np.ndarray:
+            return 1 / (1 + np.exp(-np.float64(logits)))
+
+        passes = (of_candidates <= best - 0.01) & (sigmoid(of_candidates) <= 0.9 * sigmoid(best))
+        wanted = np.flatnonzero(passes)[:3]
+        assert record["negative_document_ids"] == [ids[place] for place in wanted]
+        np.testing.assert_allclose(record["negative_scores"], of_candidates[wanted], atol=ROUNDING)
+        np.testing.assert_allclose(record["positive_scores"], of_positives, atol=ROUNDING)
+        dropped += int((~passes[: wanted[-1] + 1 if len(wanted) == 3 else len(ids)]).sum())
+    found = json.loads(report.read_text())
+    assert found["dropped"]["scorer"] == dropped > 0
+    whole = sum(len(candidates["negative_document_ids"]) for candidates in everything)
+    assert found["negatives"]["total"] + dropped + found["dropped"]["surplus"] == whole
+
+
+def test_a_training_set_has_the_mined_scores_to_distil_from(scorer: CrossEncoder, tmp_path: Path):
+    mined = jaxretr.mine(
+        DATA, corpus=DATA / "corpus.jsonl", answers=None, scorer=scorer, score_margin=-100.0, negatives=4
+    )
+    mined.save(tmp_path / "mined.jsonl")
+    again = load_training_set(tmp_path / "mined.jsonl", read_corpus(DATA))
+    # What --distillation.loss asks for.
+    assert again.positive_scores is not None and again.negative_scores is not None
+    for number, question in enumerate(mined.questions):
+        ids = [mined.corpus.ids[row] for row in again.negatives[number].tolist()]
+        np.testing.assert_allclose(again.negative_scores[number], raw(scorer, question.text, ids), atol=ROUNDING)
+
+
+def test_probabilities_are_those_of_the_kind_of_scorer(scorer: CrossEncoder, model: Path):
+    logits = np.array([-800, -1, 0, 2, 800], np.float32)
+    with np.errstate(over="raise"):
+        found = ScorerFilter(scorer).probabilities(logits)
+    np.testing.assert_allclose(found, [0, 1 / (1 + np.e), 0.5, 1 / (1 + np.exp(-2)), 1], atol=1e-12)
+    t5 = QuestionScorer.from_pretrained(model.parent / "scorer")
+    np.testing.assert_allclose(ScorerFilter(t5).probabilities(np.array([-2, 0], np.float32)), [np.exp(-2), 1])
+    # exp(-2.1) is 0.90 of exp(-2), exp(-2.02) is 0.98 of it.
+    passes = ScorerFilter(t5, max_share=0.95).passes(
+        np.array([-2.1, -2.02], np.float32), np.array([-3, -2], np.float32)
+    )
+    assert passes.tolist() == [True, False], "against the best positive"
+    passes = ScorerFilter(t5, margin=0.5).passes(np.array([-2.5, -2.4], np.float32), np.array([-2], np.float32))
+    assert passes.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-score-share", "0.9"], "--max-score-share is for the scores of a scorer: give --scorer as well"),
+        (["--score-margin", "1"], "--score-margin is for the scores of a scorer: give --scorer as well"),
+        (["--scorer-kind", "t5"], "--scorer-kind is for --scorer MODEL: give that as well"),
+        (["--compute", "float32"], "--compute is for --scorer MODEL: give that as well"),
+    ],
+)
+def test_options_without_a_scorer_are_refused(words: list[str], message: str, tmp_path: Path, capsys):
+    typed = ["mine", "--corpus", str(DATA), "--train", str(DATA), "--out", str(tmp_path / "out"), *words]
+    assert cli.main(typed) == 2
+    assert message in the_error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_share": 0.0}, "share of a positive's score is between 0 and 1, not 0.0"),
+        ({"max_share": 1.5}, "share of a positive's score is between 0 and 1, not 1.5"),
+        ({"margin": float("nan")}, "must be a finite number, not nan"),
+    ],
+)
+def test_wrong_limits(options: dict[str, float], message: str, scorer: CrossEncoder):
+    with pytest.raises(UsageError, match=message):
+        ScorerFilter(scorer, **options)

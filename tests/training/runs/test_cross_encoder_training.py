@@ -1,0 +1,179 @@
+"""Runs of cross-encoders: they learn, resume bit for bit, are read by others, and refuse what cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from pair_training import config
+
+import jaxretr
+from jaxretr.config import RerankerConfig
+from jaxretr.data.own_data import with_data
+from jaxretr.data.readers import read_corpus
+from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+from jaxretr.runtime.errors import UserError
+from jaxretr.training.loop import outline, train
+from jaxretr.training.runs.corpus_sizes import CorpusSize
+from jaxretr.training.runs.cross_encoder import CrossEncoderRun
+from jaxretr.training.runs.cross_encoder_start import with_new_head
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose 7 questions can be learnt by heart, from a BERT with a new head."""
+    folder = tmp_path_factory.mktemp("run")
+    train(learning(tiny_models), folder)
+    return folder
+
+
+def learning(models: Path, **changes: dict[str, Any]) -> RerankerConfig:
+    sections: dict[str, dict[str, Any]] = {
+        "ranking": {"loss": "listwise"},
+        "optimizer": {"learning_rate": 1e-2, "warmup": 0.1},
+        "encoder": {"dropout": 0.02},
+        "train": {"steps": 80, "batch_size": 8, "eval_every": 80, "save_every": 10, "log_every": 10},
+    }
+    return config(
+        models / "encoder", **{name: {**values, **changes.get(name, {})} for name, values in sections.items()}
+    )
+
+
+def test_a_run_learns_to_rerank(trained: Path) -> None:
+    values = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line["ndcg@10"] for line in values if "ndcg@10" in line]
+    assert evaluated[-1] > evaluated[0] + 0.1
+    losses = [line["loss"] for line in values if "loss" in line]
+    assert losses[-1] < losses[0]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(trained: Path, tiny_models: Path, tmp_path: Path) -> None:
+    plan = learning(tiny_models)
+    step = CrossEncoderRun.step
+    with pytest.MonkeyPatch.context() as patch:
+
+        def dying(run: CrossEncoderRun, state: Any, number: int, batch: Any) -> Any:
+            if number == 14:
+                raise KeyboardInterrupt  # As abrupt as a kill: nothing is saved after step 10.
+            return step(run, state, number, batch)
+
+        patch.setattr(CrossEncoderRun, "step", dying)
+        with pytest.raises(KeyboardInterrupt):
+            train(plan, tmp_path)
+    train(plan, tmp_path)
+    whole, resumed = (jaxretr.CrossEncoder.from_pretrained(folder).fingerprint() for folder in (trained, tmp_path))
+    assert whole == resumed
+    assert (trained / "best.json").read_text() == (tmp_path / "best.json").read_text()
+
+
+def test_the_model_is_one_that_sentence_transformers_reads(trained: Path) -> None:
+    pytest.importorskip("torch", reason="the reference needs torch")
+    reference = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    ours = jaxretr.CrossEncoder.from_pretrained(trained)
+    passages = list(read_corpus(tiny.DATA))[:6]
+    pairs = [("who lived there?", passage.text) for passage in passages]
+    theirs = reference.CrossEncoder(str(trained / "model"), device="cpu").predict(pairs)
+    found = ours.score([question for question, _ in pairs], [{"text": text} for _, text in pairs])
+    np.testing.assert_allclose(found, theirs, atol=1e-5)
+    assert ours.texts.frame.max_length == 48
+
+
+def test_a_run_goes_on_from_a_cross_encoder(trained: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+    run = CrossEncoderRun(config(trained), mesh1, tmp_path)
+    saved = jaxretr.CrossEncoder.from_pretrained(trained)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(run.init().params), saved.params)
+
+
+def test_negatives_are_neither_positives_nor_copies(
+    tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path
+) -> None:
+    plan = config(tiny_models / "encoder", negatives={"bm25": 3, "random": 4, "last_rank": 6})
+    draws = CrossEncoderRun(plan, mesh1, tmp_path).draws
+    chosen = np.arange(len(draws.examples.texts))
+    known = draws.examples.draws.known(chosen)
+    first, again, other = draws.rows(chosen, 5), draws.rows(chosen, 5), draws.rows(chosen, 6)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert first.shape == (len(chosen), 8) and (first != NO_PASSAGE).all()
+    for rows, positives in zip(first, known, strict=True):
+        contents = draws.examples.contents[rows]
+        assert contents[0] in positives
+        assert not set(contents[1:]) & set(positives)
+        assert len(set(contents)) == len(contents)
+
+
+def test_a_place_without_a_passage_counts_nothing(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+    """More negatives than the corpus of 20 has."""
+    plan = config(tiny_models / "encoder", negatives={"random": 30})
+    run = CrossEncoderRun(plan, mesh1, tmp_path)
+    batch = run.batch(0)
+    there = np.asarray(batch.there)
+    assert not there.all() and there[:, :15].all()
+
+
+def test_candidates_come_from_a_run(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+    plain = CrossEncoderRun(config(tiny_models / "encoder"), mesh1, tmp_path)
+    ids, question = plain.dev.corpus.ids, plain.dev.questions[0].id
+    run = tmp_path / "dev.trec"
+    lines = (f"{question} Q0 {ids[row]} {rank} {10 - rank} made" for rank, row in enumerate((3, 1, 2), start=1))
+    run.write_text("\n".join(lines) + "\n")
+    plan = config(tiny_models / "encoder", data={"dev_run": str(run), "dev_depth": 2})
+    given = CrossEncoderRun(plan, mesh1, tmp_path)
+    assert given.dev.rows[0].tolist() == [3, 1]
+    run.write_text(f"{question} Q0 nowhere 1 2.0 made\n")
+    with pytest.raises(UserError, match=r"dev\.trec: passage 'nowhere' is not in the corpus"):
+        CrossEncoderRun(plan, mesh1, tmp_path)
+
+
+def test_ones_own_data_replaces_the_configs(tiny_models: Path, tmp_path: Path) -> None:
+    tiny.write_subset(tmp_path / "data")
+    plan = config(tiny_models / "encoder", data={"dev_run": "of other questions"})
+    own = with_data(plan, tmp_path / "data", {})
+    assert isinstance(own, RerankerConfig)
+    assert own.data.train == str(tmp_path / "data") and own.data.dev_qrels == str(tmp_path / "data/qrels/dev.tsv")
+    assert own.data.dev_run is None
+
+
+def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+    plan = config(tiny_models / "encoder")
+    planned = outline(plan, mesh1, CorpusSize(0, 0, "none")).programs[0].arguments
+    run = CrossEncoderRun(plan, mesh1, tmp_path)
+    for shape, array in zip(planned[1], run.batch(0), strict=True):
+        assert (shape.ndim, shape.dtype, shape.sharding) == (array.ndim, array.dtype, array.sharding)
+        # Real texts may be shorter than the longest allowed.
+        assert all(real <= most for real, most in zip(array.shape, shape.shape, strict=True))
+    state = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (planned[0], run.abstract_state())]
+    assert state[0] == state[1]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"negatives": {"bm25": 0, "random": 0}}, "needs some for each question; set --negatives.bm25"),
+        ({"negatives": {"random": -1}}, "negatives.random=-1: must be at least 0"),
+        ({"negatives": {"mined": 1}}, "negatives.mined and data.mined go together"),
+        ({"negatives": {"static": 1}}, "contains no negatives; set --negatives.static 0"),
+        ({"negatives": {"first_rank": 9, "last_rank": 8}}, "ranks count from 1 upwards"),
+        ({"ranking": {"chunk": 0}}, "must be at least 1"),
+        ({"ranking": {"loss": "listwise", "positive_weight": 2.0}}, "is of the binary loss"),
+        ({"ranking": {"positive_weight": 0.0}}, "must be above 0"),
+        ({"encoder": {"max_length": 65}}, "64 positions; lower it"),
+        ({"encoder": {"dropout": 1.0}}, "must be from 0 to below 1"),
+        ({"data": {"dev_run": "r", "dev_questions": None}}, "set --data.dev-questions as well"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], message: str, tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        CrossEncoderRun(config(tiny_models / "encoder", **changes), mesh1, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoder_that_no_head_goes_on_is_refused() -> None:
+    with pytest.raises(UserError, match="sentence-t5: is T5, which no head of a cross-encoder goes on"):
+        with_new_head(T5EncoderConfig(), "sentence-t5")
