@@ -58,8 +58,8 @@ reproduce-typos: .venv/.installed-dev ## training for typos on the embedded data
 test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/evaluate/test_metrics.py ..."
 	JAXRETR_TEST_PROFILE=quick JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
 
-test-slow: .venv/.installed-dev ## the slow tests, and all examples of the property tests
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or hypothesis" $(TESTS)
+test-slow: .venv/.installed-dev ## the slow tests, and all examples of the property tests; a third of them with THIRD=0, 1 or 2
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or hypothesis" $(if $(THIRD),--third $(THIRD)) $(TESTS)
 
 test-all: test test-slow ## both
 

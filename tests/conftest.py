@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,21 @@ def draw_fewer_examples(item: pytest.Item) -> None:
         test._hypothesis_internal_use_settings = hypothesis.settings(asked, max_examples=fewer)
 
 
+def keep_third(third: int, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the files of one third, each dealt to the third that has the fewest slow tests by then, largest file first."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    sizes, places = [0, 0, 0], {}
+    for path in sorted({item.path for item in items}, key=lambda path: (-slow[path], path.name)):
+        places[path] = sizes.index(min(sizes))
+        sizes[places[path]] += slow[path] + 0.1
+    config.hook.pytest_deselected(items=[item for item in items if places[item.path] != third])
+    items[:] = [item for item in items if places[item.path] == third]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the files of this third of the slow tests")
+
+
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what has the mark.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests that tests/slow_tests.txt names as slow, and applies the quick profile."""
@@ -57,6 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             found |= names
         if PROFILE == "quick":
             draw_fewer_examples(item)
+    if (third := config.getoption("--third")) is not None:
+        keep_third(third, config, items)
     whole_run = not config.args or [Path(argument).resolve() for argument in config.args] == [SLOW.parent]
     if unknown := sorted(slow - found if whole_run else ()):
         raise pytest.UsageError(f"{SLOW.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")

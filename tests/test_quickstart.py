@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import tiny
 
-from jaxretr.quickstart import run as quickstart
 from jaxretr.assets import QUICKSTART, REPHRASED
 from jaxretr.config import Art, ArtConfig, ContrastiveConfig, LiveIndex, Scorer
 from jaxretr.data.corpus import Corpus, Passage
@@ -16,8 +15,9 @@ from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.quickstart.run import AFTER, BEFORE, BM25, CONTROL, ENCODER, LEXICAL, SHOWN, harder_questions
+from jaxretr.quickstart import run as quickstart
 from jaxretr.quickstart.configs import config, lexical_config
+from jaxretr.quickstart.run import AFTER, BEFORE, BM25, CONTROL, ENCODER, LEXICAL, SHOWN, harder_questions
 from jaxretr.training.metrics_log import read_metrics
 
 STEPS = 2

@@ -1,4 +1,4 @@
-"""Readers of run files in TREC's, DPR's, MS MARCO's and Tevatron's formats and ours; search/runs.py has the writers."""
+"""Readers of run files in TREC's, DPR's, MS MARCO's and Tevatron's formats and ours; runs.py has the writers."""
 
 import os
 import pathlib

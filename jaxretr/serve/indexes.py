@@ -13,6 +13,7 @@ from jaxretr.indexes.served import ServedIndex
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
 
+
 class Indexes:
     """The indexes that requests can search.
 

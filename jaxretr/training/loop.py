@@ -121,7 +121,7 @@ def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
 
 
 def _recipe(config: Config) -> Any:
-    # Imported here: each recipe pulls in its own models.
+    # Imported here: each run pulls in its own models.
     if isinstance(config, ArtConfig):
         from jaxretr.training.runs.art import ArtRun
 
@@ -146,7 +146,7 @@ def _recipe(config: Config) -> Any:
         from jaxretr.training.runs.embedding_distillation import EmbeddingDistillationRun
 
         return EmbeddingDistillationRun
-    raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
+    raise UsageError(f"{type(config).__name__}: no run for this kind of config")
 
 
 @dataclass(frozen=True, eq=False)

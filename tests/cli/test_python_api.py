@@ -2,9 +2,9 @@
 
 import copy
 import inspect
-import pkgutil
 import json
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys

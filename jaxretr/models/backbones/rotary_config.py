@@ -29,7 +29,7 @@ class RotaryConfig:
     """The shape of an encoder with rotary positions and gated feed-forward blocks.
 
     Every difference between the architectures is a setting here, so that one set of layers computes all of them;
-    formats/rotary_names.py has the values of each. Names are Hugging Face's where several architectures share one.
+    hub/rotary_names.py has the values of each. Names are Hugging Face's where several architectures share one.
     """
 
     architecture: RotaryArchitecture

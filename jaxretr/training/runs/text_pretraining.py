@@ -1,4 +1,4 @@
-"""Shared parts of the recipes that learn from texts alone: text to tokens, batches, the held-out loss."""
+"""Shared parts of the runs that learn from texts alone: text to tokens, batches, the held-out loss."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,7 +142,7 @@ class LanguageModelRun:
       programs: the run's programs.
       batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
       data: the passages.
-      further_inputs: fingerprints of everything else that the recipe reads, by the names in run_inputs.py.
+      further_inputs: fingerprints of everything else that the run reads, by the names in run_inputs.py.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LanguageModelRun:
         self.made = MadeAhead(self._on_host)
 
     def inputs(self) -> Inputs:
-        """Return fingerprints of the text, of the tokenizer, and of everything else that the recipe reads."""
+        """Return fingerprints of the text, of the tokenizer, and of everything else that the run reads."""
         tokenizer = tokenizer_fingerprint(self.data.tokenizer)
         return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
 
