@@ -102,10 +102,10 @@ def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
 
     Args:
       name: among SYSTEMS, ENCODERS or OTHERS.
-      settings: further ones, as they are typed.
+      settings: further ones, as they are typed; they override the system's own.
     """
     system = (SYSTEMS | ENCODERS | OTHERS)[name]
-    return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
+    return configuration.override(configuration.load(CONFIGS / system.config, system.settings), settings)
 
 
 def plan_system(

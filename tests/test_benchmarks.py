@@ -532,8 +532,9 @@ def test_ddr_domains(main: Main, data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ddr_chinese(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
     module = importlib.import_module("ddr_chinese")
-    short = "--rem-settings=--encoder.max-passage-length 48"
+    short = "--rem-settings=--encoder.max-passage-length 48 --train.seed 5"
     printed = main(module, "--data", data, "--runs", tmp_path, "--seeds", 0, short)
+    assert json.loads((tmp_path / "rem_0/config.json").read_text())["train"]["seed"] == 5
     assert "\n| DAM + REM | " in printed and "BM25 - DAM + REM, ndcg@10" in printed
 
 
@@ -551,6 +552,11 @@ def test_typos_wiki_qa(
     printed = main(module, *words, *few, "--settings", *path, *SHORT)
     assert "\n| augmentation, dictionary | " in printed and "squad noiseqa" in printed
     assert "augmentation - base, tydi clean" in printed
+
+
+def test_settings_of_a_plan_override_those_of_its_system() -> None:
+    planned = importlib.import_module("plan_table").config_of("art_128", ["--art.top-k", "64"])
+    assert planned.art.top_k == 64
 
 
 # ---- data that ships with the package ------------------------------------------------------------------------------

@@ -84,16 +84,17 @@ def test_two_processes_encode_one_store(words: list[str], undisturbed: tuple[dic
     assert all("encoded 10 passages in" in stderr for _, stderr in outputs), outputs
 
 
-def in_float32(words: list[str]) -> list[str]:
-    """The command's words, with another --dtype."""
-    return ["float32" if word == "int8" else word for word in words[1:]]
+def changed(words: list[str], option: str, value: str) -> list[str]:
+    """The command's words, with another value of an option."""
+    place = words.index(option) + 1
+    return [*words[:place], value, *words[place + 1 :]]
 
 
 @pytest.fixture(scope="module")
 def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> EmbeddingStore:
     """What one process with eight devices makes, in float32."""
     out = tmp_path_factory.mktemp("eight") / "store"
-    processes.finish(processes.start([*in_float32(words), "--out", str(out)], 1, 8))
+    processes.finish(processes.start([*changed(words[1:], "--dtype", "float32"), "--out", str(out)], 1, 8))
     return EmbeddingStore.open(out)
 
 
@@ -101,7 +102,7 @@ def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory)
 def test_processes_encode_what_one_encodes(
     words: list[str], of_eight_devices: EmbeddingStore, tmp_path: Path, count: int, devices: int
 ):
-    command = [*in_float32(words), "--out", str(tmp_path / "store")]
+    command = [*changed(words[1:], "--dtype", "float32"), "--out", str(tmp_path / "store")]
     outputs = processes.finish(processes.start(command, count, devices))
     found, rows = EmbeddingStore.open(tmp_path / "store"), of_eight_devices.meta.rows
     assert found.read_ids() == of_eight_devices.read_ids()
@@ -138,7 +139,7 @@ def wait_for_a_shard(out: Path, run: list[subprocess.Popen], seconds: float = 12
 def test_one_of_two_processes_killed_ten_times(words: list[str], tmp_path: Path):
     """The other ends within its time and says why; in the end the store is the one of an undisturbed run."""
     # A shard a passage, each of which takes two seconds: else all would be done after a few kills.
-    arguments = [*words[3:], "--shard-rows", "1", "--out"]
+    arguments = [*changed(words[3:], "--shard-rows", "1"), "--out"]
     subprocess.run([*words[:3], *arguments, str(tmp_path / "whole")], check=True, capture_output=True)
     draws = random.Random(SEED)
     out, finished, longest = tmp_path / "store", [], 0.0

@@ -36,9 +36,9 @@ from peers import torch, transformers
 from tiny import lively
 
 from jaxretr.config import AdapterShape
+from jaxretr.models.backbones import dropout, layers
 from jaxretr.models.backbones.adapter_layers import abstract_adapter, init_adapter, merge_lora
 from jaxretr.models.backbones.backbone import make_backbone
-from jaxretr.models.backbones.dropout import Dropout
 from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import define
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
@@ -111,17 +111,20 @@ def test_dropout_has_the_places_of_transformers(case: Case, monkeypatch: pytest.
     tokens, real, _ = BATCH
     config, places, theirs = case.ours.config, [], []
     assert isinstance(config, T5EncoderConfig)
-    plain, functional = Dropout.__call__, torch.nn.functional.dropout
+    plain, functional = dropout.dropped, torch.nn.functional.dropout
 
-    def noted(self: Dropout, x: jax.Array) -> jax.Array:
-        places.append((x.shape, self.rate))
-        return plain(self, x)
+    def noted(x: jax.Array, keys: jax.Array | None, rate: float) -> jax.Array:
+        assert keys is not None
+        places.append((x.shape, rate))
+        return plain(x, keys, rate)
 
     def noted_theirs(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         theirs.append((tuple(x.shape), p))
         return functional(x, p, training, inplace)
 
-    monkeypatch.setattr(Dropout, "__call__", noted)
+    # That of the attention's probabilities is applied within `layers.attend`; all others are calls of a `Dropout`.
+    for module in (dropout, layers):
+        monkeypatch.setattr(module, "dropped", noted)
     monkeypatch.setattr(torch.nn.functional, "dropout", noted_theirs)
     encode = _apart(config, case.ours.params)
     keys = jax.random.split(jax.random.key(SEED), 3)
