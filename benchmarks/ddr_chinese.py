@@ -40,19 +40,19 @@ METRICS = ("recall@20", "recall@100", "ndcg@10")
 COMPARED = (("DAM + REM", "DAM alone"), ("DAM + REM", "DR"), ("BM25", "DAM + REM"))
 
 
-def jaxretr(*words: str | Path, **environment: str) -> None:
+def jaxretr(*words: str | Path) -> None:
     """Runs a command of the package; its standard output is not shown."""
     command = [sys.executable, "-m", "jaxretr", *map(str, words)]
-    subprocess.run(command, check=True, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def train(config: Path, workdir: Path, args: argparse.Namespace, *settings: str, **environment: str) -> Path:
+def train(config: Path, workdir: Path, args: argparse.Namespace, *settings: str) -> Path:
     """Trains by a config file, unless that has been done; returns the model's folder."""
     seconds = workdir / "seconds"
     if not seconds.exists():
         begin = time.monotonic()
         words = last_of(["--data.token-cache", args.runs / "tokens", *settings])
-        jaxretr("train", config, "--workdir", workdir, *words, JAXRETR_DATA=str(args.data), **environment)
+        jaxretr("train", config, "--workdir", workdir, "--data-folder", args.data, *words)
         steps = json.loads((workdir / "config.json").read_text())["train"]["steps"]
         if (reached := read_metrics(workdir)[-1]["step"]) < steps:
             raise SystemExit(
@@ -66,8 +66,8 @@ def whole_encoder(args: argparse.Namespace) -> Path:
     """A config file like the relevance module's, but without adapters: all of the encoder is trained."""
     path = args.runs / "dr.py"
     path.write_text(
-        "import dataclasses, runpy\n\n\ndef config():\n"
-        f"    rem = runpy.run_path({str(CONFIGS / 'ddr_small_chinese_rem.py')!r})['config']()\n"
+        "import dataclasses, runpy\n\n\ndef config(data_folder='data'):\n"
+        f"    rem = runpy.run_path({str(CONFIGS / 'ddr_small_chinese_rem.py')!r})['config'](data_folder)\n"
         "    encoder = dataclasses.replace(rem.encoder, adapter=None)\n"
         "    return dataclasses.replace(rem, name='ddr_small_chinese_dr', encoder=encoder)\n"
     )
@@ -134,8 +134,8 @@ def main() -> None:
         config = CONFIGS / "ddr_small_chinese_rem.py"
         models = {
             "DAM alone": alone(dam, folder["alone"], args),
-            "DAM + REM": train(config, folder["rem"], args, *settings, JAXRETR_DAM=str(dam)),
-            "DR": train(whole_encoder(args), folder["dr"], args, *settings, JAXRETR_DAM=str(dam)),
+            "DAM + REM": train(config, folder["rem"], args, "--encoder.path", str(dam), *settings),
+            "DR": train(whole_encoder(args), folder["dr"], args, "--encoder.path", str(dam), *settings),
         }
         for name, model in models.items():
             kept = args.runs / f"measured/{model.parent.name if name != 'DAM alone' else model.name}.tsv"

@@ -22,7 +22,6 @@ import csv
 import dataclasses
 import gzip
 import json
-import os
 import random
 import shlex
 import statistics
@@ -125,22 +124,21 @@ class Lab:
     def model(self, name: str) -> Path:
         return self.runs / name / "model"
 
-    def train(self, config: str, name: str, seed: int, *words: object, **environment: object) -> None:
+    def train(self, config: str, name: str, seed: int, *words: object) -> None:
         if name in self.seconds:  # A run that was interrupted has a model, too.
             return
         settings = ("--train.seed", seed, "--data.token-cache", self.runs / "tokens", *words)
         command = [sys.executable, "-m", "jaxretr", "train", ROOT / config, "--workdir", self.runs / name, *settings]
         print("$ jaxretr", *command[3:], file=sys.stderr)
         started = time.monotonic()
-        variables = {key: str(value) for key, value in environment.items()}
-        subprocess.run([str(word) for word in command], check=True, env={**os.environ, **variables})
+        subprocess.run([str(word) for word in command], check=True)
         self.seconds[name] = time.monotonic() - started
         self.seconds_file.write_text(json.dumps(self.seconds, indent=1))
 
     def dam(self, name: str, seed: int, corpus: Path, start: Path, steps: int, *words: object) -> None:
         sizes = ("--data.max-length", self.args.length, "--train.steps", steps, "--train.eval-every", steps // 2)
-        environment = {"JAXRETR_CORPUS": corpus, "JAXRETR_START": start}
-        self.train("configs/ddr_small_dam.py", name, seed, *sizes, *words, *self.args.dam_settings, **environment)
+        begin = ("--data", corpus, "--start", start)
+        self.train("configs/ddr_small_dam.py", name, seed, *begin, *sizes, *words, *self.args.dam_settings)
 
     def supervised(self, kind: str, name: str, seed: int, start: Path, *words: object) -> None:
         sizes = ("--encoder.max-passage-length", self.args.length, "--train.steps", self.args.steps)
@@ -148,9 +146,8 @@ class Lab:
         last = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
         often = ("--train.eval-every", self.args.steps, "--train.save-every", self.args.steps)
         settings = self.args.dr_settings if kind == "dr" else self.args.rem_settings
-        environment = {"JAXRETR_TRAIN": self.args.source, "JAXRETR_DAM": start, "JAXRETR_START": start}
-        words = (*sizes, *last, *often, *words, *settings)
-        self.train(f"configs/ddr_small_{kind}.py", name, seed, *words, **environment)
+        words = ("--data", self.args.source, "--encoder.path", start, *sizes, *last, *often, *words, *settings)
+        self.train(f"configs/ddr_small_{kind}.py", name, seed, *words)
 
 
 def train_main(lab: Lab, seed: int, targets: Sequence[Target]) -> None:
@@ -380,7 +377,7 @@ def main() -> None:
     lab = Lab(args)
     if args.start == "new":
         words = ("--data.max-length", args.length, "--train.steps", args.new_steps)
-        lab.train("configs/ddr_small_new_dam.py", "new", 0, *words, *args.new_settings, JAXRETR_CORPUS=args.source)
+        lab.train("configs/ddr_small_new_dam.py", "new", 0, *words, *args.new_settings, "--data", args.source)
         args.start = str(lab.model("new"))
     for stage in (train_main, train_ablations):
         for seed in args.seeds:

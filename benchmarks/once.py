@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,14 +33,13 @@ def last_of(words: Sequence[object]) -> list[str]:
     return [word for of_one in given.values() for word in of_one]
 
 
-def trained(config: Path, workdir: Path, words: Sequence[object], environment: Mapping[str, str] | None = None) -> Path:
+def trained(config: Path, workdir: Path, words: Sequence[object]) -> Path:
     """Trains a config with further words of the command line to its end, unless that has been done.
 
     Args:
       config: the file.
       workdir: the run's folder; a file `done` in it says that the run has ended.
       words: settings, as `jaxretr train` takes them; see `last_of`.
-      environment: of the process, in place of this one's.
 
     Returns:
       `workdir`.
@@ -48,7 +47,7 @@ def trained(config: Path, workdir: Path, words: Sequence[object], environment: M
     if not (workdir / "done").exists():
         command = [sys.executable, "-m", "jaxretr", "train", str(config), "--workdir", str(workdir), *last_of(words)]
         print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
-        subprocess.run(command, check=True, env=environment)
+        subprocess.run(command, check=True)
         (workdir / "done").touch()
     return workdir
 

@@ -11,7 +11,6 @@ lowest and highest), and what the host alone takes for a batch.
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -91,7 +90,6 @@ def main() -> None:
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings, last")
     args = parser.parse_args()
 
-    os.environ.pop("JAXRETR_DATA", None)
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Timed(words, args, Path(folder)) for name, words in arms(args.variants).items()}
         for _ in range(args.rounds):

@@ -18,7 +18,6 @@ randomisation tests on the questions' means over seeds and draws.
 import argparse
 import gzip
 import json
-import os
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -98,10 +97,9 @@ def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
     settings += ["--data.token-cache", args.runs / "tokens"]
     if arm == "multi-positive":
         settings += ["--typos.variants", args.variants, "--typos.pre-drawn", args.variants]
-    environment = {name: value for name, value in os.environ.items() if name != "JAXRETR_DATA"}
     if args.data is not None:
-        environment["JAXRETR_DATA"] = str(args.data)
-    return trained(args.config, args.runs / name_of(arm, profile, seed), [*settings, *args.settings], environment)
+        settings += ["--data", args.data / "wiki_qa"]
+    return trained(args.config, args.runs / name_of(arm, profile, seed), [*settings, *args.settings])
 
 
 def beir_folder(args: argparse.Namespace) -> Path:

@@ -13,8 +13,8 @@ from jaxretr.config import ArtConfig
 ART = run_path(str(Path(__file__).with_name("art_nq_t0_3b.py")))
 
 
-def config() -> ArtConfig:
-    nq: ArtConfig = ART["config"]()
+def config(data_folder: str = "data") -> ArtConfig:
+    nq: ArtConfig = ART["config"](data_folder)
     return dataclasses.replace(
         nq,
         name="art_nq_large",

@@ -1,7 +1,7 @@
 """ART as published, for a pod: Natural Questions, 21 million passages, BERT-base towers, the T0-3B scorer.
 
 Every hyper-parameter is the paper's (Sachan et al. 2023) or, where the paper is silent, the authors' code's. Put
-psgs_w100.tsv, the NQ questions and the dev questions with answers into the folder that JAXRETR_DATA names, and convert
+psgs_w100.tsv, the NQ questions and the dev questions with answers into the folder that --data-folder names, and convert
 T0-3B's weights to a folder of their own (any T5 v1.1 will do).
 
 The paper's ablations on Natural Questions are this config with other settings:
@@ -20,22 +20,19 @@ Other questions and sizes have configs of their own: art_webq_t0_3b, art_triviaq
 art_nq_t5_11b, art_nq_large.
 """
 
-import os
-
 from jaxretr.config import Art, ArtConfig, ArtData, Encoder, LiveIndex, Optimizer, Scorer, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 79_168
 BATCH = 64
 
 
-def config() -> ArtConfig:
+def config(data_folder: str = "data") -> ArtConfig:
     return ArtConfig(
         name="art_nq_t0_3b",
         data=ArtData(
-            corpus=f"{DATA}/psgs_w100.tsv.gz",
-            questions=f"{DATA}/nq-train.tsv",
-            dev_questions=f"{DATA}/nq-dev.tsv",
+            corpus=f"{data_folder}/psgs_w100.tsv.gz",
+            questions=f"{data_folder}/nq-train.tsv",
+            dev_questions=f"{data_folder}/nq-dev.tsv",
         ),
         encoder=Encoder(
             path="bert-base-uncased",

@@ -15,8 +15,8 @@ ART = run_path(str(Path(__file__).with_name("art_nq_t0_3b.py")))
 BATCH = 32
 
 
-def config() -> ArtConfig:
-    nq: ArtConfig = ART["config"]()
+def config(data_folder: str = "data") -> ArtConfig:
+    nq: ArtConfig = ART["config"](data_folder)
     return dataclasses.replace(
         nq,
         name="art_nq_t5_11b",

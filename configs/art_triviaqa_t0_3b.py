@@ -13,13 +13,13 @@ ART = run_path(str(Path(__file__).with_name("art_nq_t0_3b.py")))
 QUESTIONS = 78_785
 
 
-def config() -> ArtConfig:
-    nq: ArtConfig = ART["config"]()
+def config(data_folder: str = "data") -> ArtConfig:
+    nq: ArtConfig = ART["config"](data_folder)
     return dataclasses.replace(
         nq,
         name="art_triviaqa_t0_3b",
         data=dataclasses.replace(
-            nq.data, questions=f"{ART['DATA']}/triviaqa-train.tsv", dev_questions=f"{ART['DATA']}/triviaqa-dev.tsv"
+            nq.data, questions=f"{data_folder}/triviaqa-train.tsv", dev_questions=f"{data_folder}/triviaqa-dev.tsv"
         ),
         train=dataclasses.replace(nq.train, steps=10 * QUESTIONS // nq.train.batch_size),
     )

@@ -14,13 +14,13 @@ QUESTIONS = 3_417
 BATCH = 16
 
 
-def config() -> ArtConfig:
-    nq: ArtConfig = ART["config"]()
+def config(data_folder: str = "data") -> ArtConfig:
+    nq: ArtConfig = ART["config"](data_folder)
     return dataclasses.replace(
         nq,
         name="art_webq_t0_3b",
         data=dataclasses.replace(
-            nq.data, questions=f"{ART['DATA']}/webq-train.tsv", dev_questions=f"{ART['DATA']}/webq-dev.tsv"
+            nq.data, questions=f"{data_folder}/webq-train.tsv", dev_questions=f"{data_folder}/webq-dev.tsv"
         ),
         train=dataclasses.replace(nq.train, steps=20 * QUESTIONS // BATCH, batch_size=BATCH),
     )

@@ -3,32 +3,29 @@
 Localized contrastive estimation (Gao et al. 2021, https://arxiv.org/abs/2101.08751): each positive against seven passages of
 the first stage in a listwise loss. Other encoders: --encoder.path. It has not been run to the end yet.
 
-Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that JAXRETR_DATA names,
+Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that --data-folder names,
 mine, and search the dev questions once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
     jaxretr bm25 --corpus DATA/msmarco --queries DATA/msmarco -k 100 --out DATA/msmarco-dev.trec
 """
 
-import os
-
 from jaxretr.config import Optimizer, PairEncoder, PairNegatives, Ranking, RerankerConfig, RerankerData, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939
 BATCH = 64
 STEPS = 2 * QUESTIONS // BATCH
 
 
-def config() -> RerankerConfig:
+def config(data_folder: str = "data") -> RerankerConfig:
     return RerankerConfig(
         name="cross_encoder_msmarco",
         data=RerankerData(
-            train=f"{DATA}/msmarco",
-            mined=f"{DATA}/msmarco-bm25.jsonl",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
-            dev_run=f"{DATA}/msmarco-dev.trec",
+            train=f"{data_folder}/msmarco",
+            mined=f"{data_folder}/msmarco-bm25.jsonl",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
+            dev_run=f"{data_folder}/msmarco-dev.trec",
             dev_depth=100,
         ),
         encoder=PairEncoder(

@@ -3,16 +3,14 @@
 It shows how such a run goes. For a cross-encoder that beats BM25, start from a pretrained encoder
 (docs/guides/training_cross_encoders.md).
 
-With JAXRETR_DATA set, the pairs and the corpus are its folder wiki_qa (a BEIR folder with the splits train and dev);
-without, the part of that set that ships with the package.
+The pairs and the corpus are those that ship with the package; --data takes another BEIR folder with the splits train and
+dev.
 """
-
-import os
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
 from jaxretr.config import Optimizer, PairEncoder, PairNegatives, Ranking, RerankerConfig, RerankerData, Train
 
-FOLDER = f"{os.environ['JAXRETR_DATA']}/wiki_qa" if "JAXRETR_DATA" in os.environ else str(QUICKSTART)
+FOLDER = str(QUICKSTART)
 
 
 def config() -> RerankerConfig:

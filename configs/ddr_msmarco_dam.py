@@ -1,6 +1,6 @@
 """DDR's source domain module (Zhan et al. 2023, section 3.3.1): BERT continues masked language modelling on MS MARCO.
 
-Put the BEIR folder msmarco into the folder that JAXRETR_DATA names (default: data). The whole recipe, in order:
+Put the BEIR folder msmarco into the folder that --data-folder names (default: data). The whole recipe, in order:
 
     jaxretr train configs/ddr_msmarco_dam.py --workdir runs/ddr/msmarco_dam
     jaxretr train configs/ddr_msmarco_rem.py --workdir runs/ddr/msmarco_rem
@@ -14,19 +14,16 @@ What the original does not state: gradients are clipped at 1, as BERT's were. Wh
 held out, for a perplexity that picks the best checkpoint; an empty title leaves a second [SEP] in the row.
 """
 
-import os
-
 from jaxretr.config import MlmConfig, Optimizer, PretrainData, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 STEPS = 100_000
 
 
-def config() -> MlmConfig:
+def config(data_folder: str = "data") -> MlmConfig:
     return MlmConfig(
         name="ddr_msmarco_dam",
         start="bert-base-uncased",
-        data=PretrainData(corpora=(f"{DATA}/msmarco",), max_length=100),
+        data=PretrainData(corpora=(f"{data_folder}/msmarco",), max_length=100),
         dropout=0.1,
         # 1,000 steps of warm-up, then constant.
         optimizer=Optimizer(learning_rate=5e-5, weight_decay=0.01, clip=1.0, warmup=1000 / STEPS, final=1.0),

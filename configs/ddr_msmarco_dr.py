@@ -9,8 +9,8 @@ from jaxretr.config import ContrastiveConfig
 REM = run_path(str(Path(__file__).with_name("ddr_msmarco_rem.py")))
 
 
-def config() -> ContrastiveConfig:
-    rem: ContrastiveConfig = REM["config"]()
+def config(data_folder: str = "data") -> ContrastiveConfig:
+    rem: ContrastiveConfig = REM["config"](data_folder)
     return dataclasses.replace(
         rem,
         name="ddr_msmarco_dr",

@@ -1,19 +1,17 @@
 """DDR's relevance module (Zhan et al. 2023, sections 3.2 and 3.3.1): adapters in the frozen source domain module.
 
-JAXRETR_DAM names the source domain module, by default what ddr_msmarco_dam.py wrote; JAXRETR_DAM=bert-base-uncased is
+--encoder.path names the source domain module, by default what ddr_msmarco_dam.py wrote; bert-base-uncased is
 the paper's ablation without disentangled fine-tuning. The BEIR folder msmarco (corpus, queries, qrels/train.tsv,
-qrels/dev.tsv) is in the folder that JAXRETR_DATA names, and hard negatives are mined once:
+qrels/dev.tsv) is in the folder that --data-folder names, and hard negatives are mined once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
 
 The original mines them with several retrievers (sentence-transformers/msmarco-hard-negatives): as lines of {query_id, query,
-positive_document_ids, negative_document_ids} in a file that JAXRETR_TRAIN names, such files can be read as well. Another
+positive_document_ids, negative_document_ids} in a file that --data.train names, such files can be read as well. Another
 departure: the best of four checkpoints by the dev questions' MRR@10 is kept, instead of the last one. The original
 encodes documents with up to 512 tokens when it searches; here the model keeps the lengths that it is trained with.
 ddr_msmarco_dam.py has the commands in their order.
 """
-
-import os
 
 from jaxretr.config import (
     AdapterShape,
@@ -26,25 +24,22 @@ from jaxretr.config import (
     Train,
 )
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
-TRAIN = os.environ.get("JAXRETR_TRAIN", f"{DATA}/msmarco-bm25.jsonl")
-DAM = os.environ.get("JAXRETR_DAM", "runs/ddr/msmarco_dam/model")
 QUESTIONS = 502_939
 BATCH = 128
 STEPS = 5 * QUESTIONS // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="ddr_msmarco_rem",
         data=ContrastiveData(
-            train=TRAIN,
-            corpus=f"{DATA}/msmarco",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
+            train=f"{data_folder}/msmarco-bm25.jsonl",
+            corpus=f"{data_folder}/msmarco",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
         ),
         encoder=Encoder(
-            path=DAM,
+            path="runs/ddr/msmarco_dam/model",
             adapter=AdapterShape(lora_rank=192, lora_targets=("query", "value"), bottleneck=192, scale=4.0),
             shared=True,
             pooling="mean",

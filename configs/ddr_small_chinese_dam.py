@@ -1,7 +1,7 @@
 """DDR in Chinese on a CPU, first part: a small encoder of characters, by masked language modelling from scratch.
 
 Needs cmrc2018_zh, a BEIR folder of 1,104 passages of Chinese Wikipedia with the splits trial and dev, in the folder that
-JAXRETR_DATA names (default: data). In order, or all at once by benchmarks/ddr_chinese.py:
+--data-folder names (default: data). In order, or all at once by benchmarks/ddr_chinese.py:
 
     jaxretr train configs/ddr_small_chinese_dam.py --workdir runs/ddr_chinese/dam
     jaxretr train configs/ddr_small_chinese_rem.py --workdir runs/ddr_chinese/rem
@@ -11,20 +11,16 @@ The vocabulary is learnt from the corpus. BERT's rules set every Chinese charact
 characters (and words of the Latin alphabet).
 """
 
-import os
-
 from jaxretr.config import BertShape, MlmConfig, Optimizer, PretrainData, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 
-
-def config() -> MlmConfig:
+def config(data_folder: str = "data") -> MlmConfig:
     return MlmConfig(
         name="ddr_small_chinese_dam",
         # All passages are read for the vocabulary, as many characters stand in one or two of them alone. 4,443 characters
         # make up 99.95% of the text; that leaves some hundred entries for words in Latin letters.
         data=PretrainData(
-            corpora=(f"{DATA}/cmrc2018_zh",), vocab_size=5120, vocabulary_every=1, max_length=128, held_out=64
+            corpora=(f"{data_folder}/cmrc2018_zh",), vocab_size=5120, vocabulary_every=1, max_length=128, held_out=64
         ),
         bert=BertShape(hidden_size=128, layers=4, heads=4, intermediate_size=512),
         chunk=16,

@@ -1,13 +1,13 @@
 """A domain module of DDR on a CPU: the small encoder continues masked language modelling on a corpus.
 
-The same config makes source and target: JAXRETR_CORPUS names the corpus (default: the 5,000 passages that ship with the
-package), JAXRETR_START the model to start from (default: the small encoder). The whole recipe, in order, where SOURCE is a
+The same config makes source and target: --data names the corpus (default: the 5,000 passages that ship with the
+package), --start the model to start from (default: the small encoder). The whole recipe, in order, where SOURCE is a
 BEIR folder with the splits train and dev, and TARGET a corpus of another domain:
 
-    JAXRETR_CORPUS=SOURCE jaxretr train configs/ddr_small_dam.py --workdir runs/ddr_small/source_dam
-    JAXRETR_TRAIN=SOURCE jaxretr train configs/ddr_small_rem.py --workdir runs/ddr_small/rem
-    JAXRETR_START=runs/ddr_small/source_dam/model JAXRETR_CORPUS=TARGET \
-        jaxretr train configs/ddr_small_dam.py --workdir runs/ddr_small/target_dam
+    jaxretr train configs/ddr_small_dam.py --data SOURCE --workdir runs/ddr_small/source_dam
+    jaxretr train configs/ddr_small_rem.py --data SOURCE --workdir runs/ddr_small/rem
+    jaxretr train configs/ddr_small_dam.py --data TARGET --start runs/ddr_small/source_dam/model \
+        --workdir runs/ddr_small/target_dam
     jaxretr assemble --rem runs/ddr_small/rem --dam runs/ddr_small/target_dam/model --out runs/ddr_small/target
 
 What departs from the paper, and why: a short run whose rate falls to its end, and no dropout. The rate is low because the
@@ -15,20 +15,15 @@ small encoder has learnt to retrieve: masked language modelling at 1e-4 and more
 corpus's words (docs/results/ddr.md). An encoder that has learnt nothing else takes 1e-3.
 """
 
-import os
-
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
 from jaxretr.config import MlmConfig, Optimizer, PretrainData, Train
-
-CORPUS = os.environ.get("JAXRETR_CORPUS", str(QUICKSTART))
-START = os.environ.get("JAXRETR_START", str(ENCODER_SMALL))
 
 
 def config() -> MlmConfig:
     return MlmConfig(
         name="ddr_small_dam",
-        start=START,
-        data=PretrainData(corpora=(CORPUS,), max_length=96, held_out=512),
+        start=str(ENCODER_SMALL),
+        data=PretrainData(corpora=(str(QUICKSTART),), max_length=96, held_out=512),
         # Small blocks stay in a CPU's cache.
         chunk=16,
         optimizer=Optimizer(learning_rate=3e-5, b2=0.98, weight_decay=0.01, warmup=0.1, final=0.05),

@@ -1,10 +1,9 @@
 """DDR's baseline DR on a CPU: the small encoder trained as a whole, otherwise as ddr_small_rem.py.
 
-JAXRETR_START names the encoder (default: the small one, which has learnt no domain).
+--encoder.path names the encoder (default: the small one, which has learnt no domain).
 """
 
 import dataclasses
-import os
 from pathlib import Path
 from runpy import run_path
 
@@ -12,7 +11,6 @@ from jaxretr.assets import ENCODER_SMALL
 from jaxretr.config import ContrastiveConfig
 
 REM = run_path(str(Path(__file__).with_name("ddr_small_rem.py")))
-START = os.environ.get("JAXRETR_START", str(ENCODER_SMALL))
 
 
 def config() -> ContrastiveConfig:
@@ -20,7 +18,7 @@ def config() -> ContrastiveConfig:
     return dataclasses.replace(
         rem,
         name="ddr_small_dr",
-        encoder=dataclasses.replace(rem.encoder, path=START, adapter=None),
+        encoder=dataclasses.replace(rem.encoder, path=str(ENCODER_SMALL), adapter=None),
         # As everywhere where the whole small encoder is trained.
         optimizer=dataclasses.replace(rem.optimizer, learning_rate=3e-4),
     )

@@ -1,22 +1,18 @@
 """A domain module from nothing on a CPU: a small BERT that has read one corpus and done nothing but fill in its words.
 
-JAXRETR_CORPUS names the corpus (default: the 5,000 passages that ship with the package), from which the vocabulary is
+--data names the corpus (default: the 5,000 passages that ship with the package), from which the vocabulary is
 learnt as well. `benchmarks/ddr_domains.py --start new` begins with it: it is what DDR's paper supposes, an encoder that
 knows texts and no retrieval, while the small encoder of the package has learnt to retrieve (docs/results/ddr.md).
 """
 
-import os
-
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import BertShape, MlmConfig, Optimizer, PretrainData, Train
-
-CORPUS = os.environ.get("JAXRETR_CORPUS", str(QUICKSTART))
 
 
 def config() -> MlmConfig:
     return MlmConfig(
         name="ddr_small_new_dam",
-        data=PretrainData(corpora=(CORPUS,), vocab_size=8192, max_length=64, held_out=512),
+        data=PretrainData(corpora=(str(QUICKSTART),), vocab_size=8192, max_length=64, held_out=512),
         bert=BertShape(hidden_size=128, layers=4, heads=4, intermediate_size=512),
         # Small blocks stay in a CPU's cache.
         chunk=16,

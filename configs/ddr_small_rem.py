@@ -1,6 +1,6 @@
 """A relevance module of DDR on a CPU: adapters a quarter as wide as the small encoder, which stays as it is.
 
-JAXRETR_DAM names the frozen encoder (default: what ddr_small_dam.py wrote as the source), JAXRETR_TRAIN a BEIR folder
+--encoder.path names the frozen encoder (default: what ddr_small_dam.py wrote as the source), --data a BEIR folder
 with the splits train and dev (default: the one that ships with the package). ddr_small_dam.py has the commands in their
 order; ddr_small_dr.py trains the whole encoder instead. Parts of the module: --encoder.adapter.bottleneck 0 leaves LoRA
 alone, --encoder.adapter.lora-rank 0 the parallel adapter.
@@ -8,8 +8,6 @@ alone, --encoder.adapter.lora-rank 0 the parallel adapter.
 What departs from the paper is what the small encoder asks for in the other small runs: cosine at a temperature of .05,
 a rate that falls to zero (2e-3), no dropout; and no mined negatives.
 """
-
-import os
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import (
@@ -23,8 +21,7 @@ from jaxretr.config import (
     Train,
 )
 
-DAM = os.environ.get("JAXRETR_DAM", "runs/ddr_small/source_dam/model")
-TRAIN = os.environ.get("JAXRETR_TRAIN", str(QUICKSTART))
+TRAIN = str(QUICKSTART)
 
 
 def config() -> ContrastiveConfig:
@@ -32,7 +29,7 @@ def config() -> ContrastiveConfig:
         name="ddr_small_rem",
         data=ContrastiveData(train=TRAIN, dev=TRAIN, dev_questions=TRAIN, dev_qrels=f"{TRAIN}/qrels/dev.tsv"),
         encoder=Encoder(
-            path=DAM,
+            path="runs/ddr_small/source_dam/model",
             adapter=AdapterShape(lora_rank=32, bottleneck=32),
             shared=True,
             pooling="mean",

@@ -1,12 +1,10 @@
 """A modern supervised run on MS MARCO passages: larger batches, cosine, BM25-mined and in-step retrieved negatives.
 
-Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that JAXRETR_DATA names,
+Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that --data-folder names,
 and mine once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
 """
-
-import os
 
 from jaxretr.config import (
     Contrastive,
@@ -19,20 +17,19 @@ from jaxretr.config import (
     Train,
 )
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939
 BATCH = 1024
 STEPS = 10 * QUESTIONS // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="dpr_msmarco",
         data=ContrastiveData(
-            train=f"{DATA}/msmarco",
-            mined=f"{DATA}/msmarco-bm25.jsonl",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
+            train=f"{data_folder}/msmarco",
+            mined=f"{data_folder}/msmarco-bm25.jsonl",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
         ),
         encoder=Encoder(
             path="bert-base-uncased",

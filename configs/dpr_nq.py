@@ -1,24 +1,23 @@
 """DPR as published (Karpukhin et al. 2020) on Natural Questions: two BERT-base towers, in-batch and BM25 negatives.
 
-Put biencoder-nq-train.json and biencoder-nq-dev.json, the original's training files, into the folder that JAXRETR_DATA
+Put biencoder-nq-train.json and biencoder-nq-dev.json, the original's training files, into the folder that --data-folder
 names. The paper states a learning rate of 1e-5, the authors' code has 2e-5, which is taken here; the code selects by
 the validation loss for 30 epochs and by the average rank from then on, of which the second is taken.
 """
 
-import os
-
 from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 58_880
 BATCH = 128
 STEPS = 40 * QUESTIONS // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="dpr_nq",
-        data=ContrastiveData(train=f"{DATA}/biencoder-nq-train.json", dev=f"{DATA}/biencoder-nq-dev.json"),
+        data=ContrastiveData(
+            train=f"{data_folder}/biencoder-nq-train.json", dev=f"{data_folder}/biencoder-nq-dev.json"
+        ),
         encoder=Encoder(
             path="bert-base-uncased",
             pooling="cls",

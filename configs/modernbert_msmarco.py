@@ -3,30 +3,27 @@
 The model is that of Warner et al. 2024 (https://arxiv.org/abs/2412.13663); it was pretrained without a retriever's objective,
 hence the high learning rate and the four rounds.
 
-Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that JAXRETR_DATA names,
+Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that --data-folder names,
 and mine once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
 """
 
-import os
-
 from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939
 BATCH = 512
 STEPS = 4 * QUESTIONS // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="modernbert_msmarco",
         data=ContrastiveData(
-            train=f"{DATA}/msmarco",
-            mined=f"{DATA}/msmarco-bm25.jsonl",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
+            train=f"{data_folder}/msmarco",
+            mined=f"{data_folder}/msmarco-bm25.jsonl",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
         ),
         encoder=Encoder(
             path="answerdotai/ModernBERT-base",

@@ -1,23 +1,19 @@
 """The small T5 scorer that ships with the package, trained from scratch on a CPU.
 
-Needs wiki_passages and wiki_qa in the folder that JAXRETR_DATA names (default: data). Two fifths of each batch are
+Needs wiki_passages and wiki_qa in the folder that --data-folder names (default: data). Two fifths of each batch are
 question-passage pairs of wiki_qa's SQuAD, TyDi and BoolQ train parts; the NQ questions, which the quickstart and
 configs/art_small.py train and test on, are left out.
 """
 
-import os
-
 from jaxretr.config import Optimizer, PassageLmConfig, PretrainData, T5Shape, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 
-
-def config() -> PassageLmConfig:
+def config(data_folder: str = "data") -> PassageLmConfig:
     return PassageLmConfig(
         name="pretrain_scorer_small",
         data=PretrainData(
-            corpora=(f"{DATA}/wiki_qa", f"{DATA}/wiki_passages"),
-            pairs=f"{DATA}/wiki_qa",
+            corpora=(f"{data_folder}/wiki_qa", f"{data_folder}/wiki_passages"),
+            pairs=f"{data_folder}/wiki_qa",
             exclude_pairs="nq:",
             pair_share=0.4,
             max_length=112,

@@ -13,8 +13,8 @@ from jaxretr.config import ContrastiveConfig, Mesh
 LORA = run_path(str(Path(__file__).with_name("qwen3_embedding_lora.py")))
 
 
-def config() -> ContrastiveConfig:
-    lora: ContrastiveConfig = LORA["config"]()
+def config(data_folder: str = "data") -> ContrastiveConfig:
+    lora: ContrastiveConfig = LORA["config"](data_folder)
     return dataclasses.replace(
         lora,
         name="qwen3_embedding_full",

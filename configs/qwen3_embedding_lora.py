@@ -5,13 +5,11 @@ of 0.02, and an instruction before questions, here the model's own. The 4B needs
 the chips share its parameters: --encoder.path Qwen/Qwen3-Embedding-4B --mesh.shard-parameters, see
 docs/results/encoder_plans.md.
 
-Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that JAXRETR_DATA names,
+Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that --data-folder names,
 and mine once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
 """
-
-import os
 
 from jaxretr.config import (
     AdapterShape,
@@ -24,21 +22,20 @@ from jaxretr.config import (
     Train,
 )
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939
 BATCH = 512
 STEPS = QUESTIONS // BATCH
 PROMPT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="qwen3_embedding_lora",
         data=ContrastiveData(
-            train=f"{DATA}/msmarco",
-            mined=f"{DATA}/msmarco-bm25.jsonl",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
+            train=f"{data_folder}/msmarco",
+            mined=f"{data_folder}/msmarco-bm25.jsonl",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
         ),
         encoder=Encoder(
             path="Qwen/Qwen3-Embedding-0.6B",

@@ -1,27 +1,23 @@
 """The second stage of the small T5 scorer that ships with the package: it learns to rank, on a CPU.
 
-Goes on from the run of configs/pretrain_scorer_small.py that JAXRETR_SCORER names (default: runs/scorer/model), with the
+Goes on from the run of configs/pretrain_scorer_small.py that --start names (default: runs/scorer/model), with the
 same data. Each step has questions of wiki_qa's SQuAD, TyDi and BoolQ train parts, each with its own passage and seven of
 BM25's first 32; the NQ questions, which the quickstart and configs/art_small.py train and test on, are left out.
 """
 
-import os
-
 from jaxretr.config import Optimizer, PassageLmConfig, PretrainData, Train
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 
-
-def config() -> PassageLmConfig:
+def config(data_folder: str = "data") -> PassageLmConfig:
     return PassageLmConfig(
         name="rank_scorer_small",
         data=PretrainData(
-            corpora=(f"{DATA}/wiki_qa", f"{DATA}/wiki_passages"),
-            pairs=f"{DATA}/wiki_qa",
+            corpora=(f"{data_folder}/wiki_qa", f"{data_folder}/wiki_passages"),
+            pairs=f"{data_folder}/wiki_qa",
             exclude_pairs="nq:",
             max_length=112,
         ),
-        start=os.environ.get("JAXRETR_SCORER", "runs/scorer/model"),
+        start="runs/scorer/model",
         ranked_questions=8,
         ranked_passages=8,
         ranked_temperature=0.25,

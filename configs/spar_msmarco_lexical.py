@@ -16,12 +16,16 @@ QUERIES = 28_000_000
 STEPS = WIKI["EPOCHS"] * QUERIES // WIKI["BATCH"]
 
 
-def config() -> ContrastiveConfig:
-    wiki: ContrastiveConfig = WIKI["config"]()
+def config(data_folder: str = "data") -> ContrastiveConfig:
+    wiki: ContrastiveConfig = WIKI["config"](data_folder)
     return dataclasses.replace(
         wiki,
         name="spar_msmarco_lexical",
-        data=ContrastiveData(train="data/spar_msmarco", dev="data/spar_msmarco/dev", corpus="data/collection.tsv"),
+        data=ContrastiveData(
+            train=f"{data_folder}/spar_msmarco",
+            dev=f"{data_folder}/spar_msmarco/dev",
+            corpus=f"{data_folder}/collection.tsv",
+        ),
         optimizer=dataclasses.replace(wiki.optimizer, warmup=10_000 / STEPS),
         train=dataclasses.replace(wiki.train, steps=STEPS),
     )

@@ -18,12 +18,12 @@ WIKI = run_path(str(Path(__file__).with_name("spar_wiki_lexical.py")))
 STEPS = 10 * 65_000_000 // WIKI["BATCH"]
 
 
-def config() -> ContrastiveConfig:
-    wiki: ContrastiveConfig = WIKI["config"]()
+def config(data_folder: str = "data") -> ContrastiveConfig:
+    wiki: ContrastiveConfig = WIKI["config"](data_folder)
     return dataclasses.replace(
         wiki,
         name="spar_paq_lexical",
-        data=dataclasses.replace(wiki.data, train="data/spar_paq", dev="data/spar_paq/dev"),
+        data=dataclasses.replace(wiki.data, train=f"{data_folder}/spar_paq", dev=f"{data_folder}/spar_paq/dev"),
         optimizer=dataclasses.replace(wiki.optimizer, warmup=10_000 / STEPS),
         train=dataclasses.replace(wiki.train, steps=STEPS),
     )

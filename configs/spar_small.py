@@ -1,20 +1,16 @@
 """SPAR's Lambda on a CPU: a wide encoder without layers that learns BM25's ranking from sentences.
 
-With JAXRETR_DATA set, the corpus is its folders wiki_qa and wiki_passages; without, the 5,000 passages that ship with
-the package. First make the training set, of the same files in the same order, where JAXRETR_LEXICAL names it (default
-runs/spar/lexical):
+The corpus is the 5,000 passages that ship with the package. First make the training set from it; --data names another one
+than runs/spar/lexical. Of a larger corpus, with the same files in the same order for both commands:
 
-    jaxretr mine lexical --corpus $JAXRETR_DATA/wiki_qa --corpus $JAXRETR_DATA/wiki_passages \
-        --limit 160000 --dev 2000 --out runs/spar/lexical
+    jaxretr mine lexical --corpus DATA/wiki_qa --corpus DATA/wiki_passages --limit 160000 --dev 2000 --out runs/spar/lexical
+    jaxretr train spar_small --data.corpus DATA/wiki_qa --data.more-corpora DATA/wiki_passages --workdir runs/lambda
 
 What departs from the paper, and why: a bag of word pieces imitates a bag of words in a minute, where a BERT takes days;
 its vectors begin as weighted random projections (`fresh_start`); one tower, mean pooling and cosine at a temperature of
-.05, as for the other small models. JAXRETR_TOKENIZER can name a tokenizer with a larger vocabulary than the small
+.05, as for the other small models. --encoder.path can name a tokenizer with a larger vocabulary than the small
 encoder's 8,192 pieces: fewer words fall apart then.
 """
-
-import os
-from pathlib import Path
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
 from jaxretr.config import (
@@ -29,21 +25,17 @@ from jaxretr.config import (
     Validation,
 )
 
-DATA = os.environ.get("JAXRETR_DATA")
-LEXICAL = Path(os.environ.get("JAXRETR_LEXICAL", "runs/spar/lexical"))
-
 
 def config() -> ContrastiveConfig:
     return ContrastiveConfig(
         name="spar_small",
         data=ContrastiveData(
-            train=str(LEXICAL),
-            dev=str(LEXICAL / "dev"),
-            corpus=f"{DATA}/wiki_qa" if DATA else str(QUICKSTART),
-            more_corpora=(f"{DATA}/wiki_passages",) if DATA else (),
+            train="runs/spar/lexical",
+            dev="runs/spar/lexical/dev",
+            corpus=str(QUICKSTART),
         ),
         encoder=Encoder(
-            path=os.environ.get("JAXRETR_TOKENIZER", str(ENCODER_SMALL)),
+            path=str(ENCODER_SMALL),
             fresh=BertShape(hidden_size=768, layers=0, heads=12, intermediate_size=3072),
             fresh_start="lexical",
             shared=True,

@@ -1,6 +1,6 @@
 """SPAR's Lambda with one layer, which counts repeated words as BM25 does before its first step.
 
-    JAXRETR_LEXICAL=... jaxretr train spar_small_layer --workdir runs/spar_layer
+    jaxretr train spar_small_layer --data LEXICAL --workdir runs/spar_layer
 
 As spar_small.py, with the same data, except for a layer as wide as its vectors, which makes each word's weight k1 tf / (tf +
 k1) (`lexical_start` in jaxretr/models/starts.py). It costs as much as four layers of BERT-base's width for each 1,536

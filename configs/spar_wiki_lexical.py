@@ -24,13 +24,13 @@ EPOCHS = 20
 STEPS = EPOCHS * 37_000_000 // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="spar_wiki_lexical",
         data=ContrastiveData(
-            train="data/spar_wiki",
-            dev="data/spar_wiki/dev",
-            corpus="data/psgs_w100.tsv",
+            train=f"{data_folder}/spar_wiki",
+            dev=f"{data_folder}/spar_wiki/dev",
+            corpus=f"{data_folder}/psgs_w100.tsv",
         ),
         encoder=Encoder(
             path="google-bert/bert-base-uncased",

@@ -2,7 +2,7 @@
 
 Two BERT-base towers, [CLS], inner products; L = CE(q -> P) + CE(q -> Q~) + CE(q~ -> P), all weights 1, with the
 dictionary profile of typos. The batch, the rate and the hard negative of each query are DPR's own, which the paper builds
-on. Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that JAXRETR_DATA names,
+on. Put the BEIR folder msmarco (corpus, queries, qrels/train.tsv, qrels/dev.tsv) into the folder that --data-folder names,
 and mine once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
@@ -10,24 +10,21 @@ and mine once:
 Validation is on clean queries and on the same queries with fixed typos (typo_mrr@10).
 """
 
-import os
-
 from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train, Typos
 
-DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 502_939
 BATCH = 128
 STEPS = 10 * QUESTIONS // BATCH
 
 
-def config() -> ContrastiveConfig:
+def config(data_folder: str = "data") -> ContrastiveConfig:
     return ContrastiveConfig(
         name="typos_msmarco",
         data=ContrastiveData(
-            train=f"{DATA}/msmarco",
-            mined=f"{DATA}/msmarco-bm25.jsonl",
-            dev_questions=f"{DATA}/msmarco",
-            dev_qrels=f"{DATA}/msmarco/qrels/dev.tsv",
+            train=f"{data_folder}/msmarco",
+            mined=f"{data_folder}/msmarco-bm25.jsonl",
+            dev_questions=f"{data_folder}/msmarco",
+            dev_qrels=f"{data_folder}/msmarco/qrels/dev.tsv",
         ),
         encoder=Encoder(
             path="bert-base-uncased",

@@ -19,8 +19,8 @@ B, S = 0.5, 0.2
 FORMS = 40
 
 
-def config() -> ContrastiveConfig:
-    plain: ContrastiveConfig = TYPOS["config"]()
+def config(data_folder: str = "data") -> ContrastiveConfig:
+    plain: ContrastiveConfig = TYPOS["config"](data_folder)
     return dataclasses.replace(
         plain,
         name="typos_msmarco_multi_positive",

@@ -402,3 +402,19 @@ def test_a_missing_config_file_or_a_folder(tmp_path: Path):
 def test_every_kind_of_config_has_a_name_in_json():
     kinds = {cls for cls in vars(configuration).values() if isinstance(cls, type) and issubclass(cls, Config)}
     assert kinds - {Config} == set(configuration.KINDS.values())
+
+
+# ---- where data sets are ---------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_config_takes_the_folder_of_its_data_sets() -> None:
+    here = experiment.load("dpr_nq", data_folder="gs://bucket/sets")
+    assert here.data.train == "gs://bucket/sets/biencoder-nq-train.json"  # pyright: ignore[reportAttributeAccessIssue]
+    assert experiment.load_config("dpr_nq", data_folder=Path("data")) == experiment.load_config("dpr_nq")
+    with pytest.raises(UsageError, match=r"dpr_small\.py.*data_folder"):
+        experiment.load("dpr_small", data_folder="data")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_environment_variable_decides_what_a_config_says(path: Path) -> None:
+    assert "environ" not in path.read_text()

@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
         "  jaxretr train configs/art_nq_t0_3b.py --plan --topology v5e:4x4",
     )
     parser.usage = (
-        "%(prog)s CONFIG [--data PATH] --workdir DIR [--section.key VALUE ...]\n"
+        "%(prog)s CONFIG [--data PATH | --data-folder DIR] --workdir DIR [--section.key VALUE ...]\n"
         "       %(prog)s CONFIG --help\n"
         "       %(prog)s CONFIG [--data PATH] --plan [--topology v5e:4x4] [--section.key VALUE ...]"
     )
@@ -36,6 +36,11 @@ def add_commands(commands: Commands) -> None:
         metavar="PATH",
         help="your own data, instead of what the config names: a BEIR folder (corpus, queries, qrels) or one training "
         "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements",
+    )
+    add(
+        "--data-folder",
+        metavar="DIR",
+        help="where the data sets are that the config names, in place of its own folder (data, for those that ship)",
     )
     add("--workdir", metavar="DIR", help="folder of the run: checkpoints, metrics, the best model")
     add(
@@ -83,14 +88,14 @@ def run(args: argparse.Namespace) -> None:
       UserError: the run does not fit (--plan).
     """
     if args.command_help is not None:
-        settings = settings_text(experiment.load(args.config, args.overrides, args.data))
+        settings = settings_text(experiment.load(args.config, args.overrides, args.data, args.data_folder))
         print(args.command_help)
         print(f"settings of {args.config}, with their values:\n")
         print(settings)
     elif args.plan:
         _plan(args)
     else:
-        config = experiment.load(args.config, args.overrides, args.data)
+        config = experiment.load(args.config, args.overrides, args.data, args.data_folder)
         from jaxretr.training.loop import train
 
         result = train(config, args.workdir, profile_steps=args.profile_steps)
@@ -104,7 +109,7 @@ def _plan(args: argparse.Namespace) -> None:
 
     if args.topology is not None:
         compile_for_tpus()  # Must come before the config, which is a program and may import JAX.
-    config = experiment.load(args.config, args.overrides, args.data)
+    config = experiment.load(args.config, args.overrides, args.data, args.data_folder)
     from jaxretr.training.plan.requirements import plan, remedy
 
     planned = plan(config, args.topology, args.passages)

@@ -1,6 +1,7 @@
 """Experiment files, and the settings that replace theirs: from the command line, or by name."""
 
 import contextlib
+import inspect
 import json
 import os
 import runpy
@@ -17,17 +18,19 @@ from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.json_dataclass import described
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), data_folder: str | Path | None = None) -> Config:
     """Run an experiment file's `config()` and apply command-line overrides.
 
     Not in several threads at once: the file is run as a program.
 
     Args:
-      path: a Python file that defines `config() -> Config`.
+      path: a Python file that defines `config() -> Config`, or `config(data_folder: str = "data") -> Config`.
       overrides: words like "--optimizer.learning-rate" "3e-5".
+      data_folder: where the data sets are that the config names; None: where it says itself.
 
     Raises:
-      UsageError: the file is missing or broken, or an override's name or value is wrong.
+      UsageError: the file is missing or broken, an override's name or value is wrong, or the config names no data sets
+        in a folder.
     """
     path = Path(path)
     if path.is_dir():
@@ -39,7 +42,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         names = runpy.run_path(str(path))
         if not callable(names.get("config")):
             raise UsageError(f"{path}: defines no function config(); add `def config() -> Config`")
-        config = names["config"]()
+        if data_folder is None:
+            config = names["config"]()
+        elif "data_folder" in inspect.signature(names["config"]).parameters:
+            config = names["config"](data_folder=os.fspath(data_folder))
+        else:
+            raise UsageError(
+                f"{path}: config() takes no data_folder; leave it out, or give your own data as data (--data PATH)"
+            )
     except UserError:
         raise
     except Exception as error:  # The file is the user's program: whatever it raises is to be fixed there.

@@ -48,18 +48,24 @@ def find(config: str | Path) -> Path:
     raise UsageError(f"{config}: no such config file, nor a config of that name{hint}")
 
 
-def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | None = None) -> Config:
+def load(
+    config: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | Path | None = None,
+    data_folder: str | Path | None = None,
+) -> Config:
     """Load a config, point it at the user's data and apply command-line overrides, which win over both.
 
     Args:
       config: a file or name, as for `find`.
       overrides: words like "--optimizer.learning-rate" "3e-5".
       data: a BEIR folder, training file, lexical set or corpus; see `jaxretr.data.own_data.with_data`.
+      data_folder: where the data sets are that the config names, see `jaxretr.config.load`.
 
     Raises:
       UserError: the config, the data or an override is wrong.
     """
-    loaded = configuration.load(find(config))
+    loaded = configuration.load(find(config), data_folder=data_folder)
     return _settled(loaded, data, configuration.settings_of(loaded, overrides))
 
 
@@ -81,7 +87,12 @@ def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any
 
 
 def load_config(
-    config: str | Path, *, data: str | Path | None = None, beir: str | Path | None = None, **settings: Any
+    config: str | Path,
+    *,
+    data: str | Path | None = None,
+    beir: str | Path | None = None,
+    data_folder: str | Path | None = None,
+    **settings: Any,
 ) -> Config:
     """Load a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
 
@@ -89,6 +100,7 @@ def load_config(
       config: a config file, or the name of a shipped config.
       data: the user's own data, as for `jaxretr train --data`.
       beir: the same, by the name that evaluation uses for a BEIR folder.
+      data_folder: where the data sets are that a shipped config names (psgs_w100.tsv.gz, msmarco, ...); None: data.
       settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they
         win over the config and over what the data sets. {"encoder.adapter": {"lora_rank": 4}}, for instance, is
         {"encoder.adapter.lora_rank": 4}.
@@ -100,4 +112,4 @@ def load_config(
     if data is not None and beir is not None:
         raise UsageError("data and beir are the same; give one of them")
     data = beir if data is None else data
-    return _settled(configuration.load(find(config)), data, settings)
+    return _settled(configuration.load(find(config), data_folder=data_folder), data, settings)

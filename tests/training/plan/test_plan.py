@@ -203,8 +203,6 @@ CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_can_be_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its step is traced for 8 devices, without weights or data; earlier runs' models stand in by their shape."""
-    for name in ("JAXRETR_DATA", "JAXRETR_DAM", "JAXRETR_START", "JAXRETR_CORPUS", "JAXRETR_TRAIN", "JAXRETR_TEACHER"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(REPOSITORY)
     config: Any = configuration.load(path)
     if hasattr(config, "encoder") and config.encoder.path.startswith("runs/"):

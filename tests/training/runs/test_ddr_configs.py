@@ -32,14 +32,14 @@ def no_settings_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"JAXRETR_{name}", raising=False)
 
 
-def mlm(name: str, *words: str) -> MlmConfig:
-    config = load(CONFIGS / f"ddr_{name}.py", words)
+def mlm(name: str, *words: str, data_folder: Path | None = None) -> MlmConfig:
+    config = load(CONFIGS / f"ddr_{name}.py", words, data_folder)
     assert isinstance(config, MlmConfig)
     return config
 
 
-def contrastive(name: str, *words: str) -> ContrastiveConfig:
-    config = load(CONFIGS / f"ddr_{name}.py", words)
+def contrastive(name: str, *words: str, data_folder: Path | None = None) -> ContrastiveConfig:
+    config = load(CONFIGS / f"ddr_{name}.py", words, data_folder)
     assert isinstance(config, ContrastiveConfig)
     return config
 
@@ -190,16 +190,13 @@ def chinese_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContrastiveCo
     folder = tmp_path_factory.mktemp("chinese")
     (folder / "data").mkdir()
     (folder / "data/cmrc2018_zh").symlink_to(CHINESE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXRETR_DATA", str(folder / "data"))
-        patch.setenv("JAXRETR_DAM", str(folder / "dam/model"))
-        shape = ["--bert.hidden-size=16", "--bert.layers=2", "--bert.heads=2", "--bert.intermediate-size=32"]
-        steps = ["--train.steps=2", "--train.batch-size=8", "--train.eval-every=2"]
-        data = ["--data.held-out=8", "--data.max-length=32", "--data.vocab-size=1600"]
-        train(mlm("small_chinese_dam", *shape, *steps, *data), folder / "dam")
-        adapter = ["--encoder.adapter.lora-rank=4", "--encoder.adapter.bottleneck=4"]
-        words = [*adapter, "--train.steps=2", "--train.batch-size=16", "--encoder.max-passage-length=64"]
-        return contrastive("small_chinese_rem", *words), folder
+    shape = ["--bert.hidden-size=16", "--bert.layers=2", "--bert.heads=2", "--bert.intermediate-size=32"]
+    steps = ["--train.steps=2", "--train.batch-size=8", "--train.eval-every=2"]
+    data = ["--data.held-out=8", "--data.max-length=32", "--data.vocab-size=1600"]
+    train(mlm("small_chinese_dam", *shape, *steps, *data, data_folder=folder / "data"), folder / "dam")
+    adapter = ["--encoder.adapter.lora-rank=4", "--encoder.adapter.bottleneck=4", f"--encoder.path={folder}/dam/model"]
+    words = [*adapter, "--train.steps=2", "--train.batch-size=16", "--encoder.max-passage-length=64"]
+    return contrastive("small_chinese_rem", *words, data_folder=folder / "data"), folder
 
 
 def test_the_chinese_loss_is_of_cosines_times_20(

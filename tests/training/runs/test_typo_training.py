@@ -271,9 +271,8 @@ def test_the_paper_s_config_has_both_terms_on_two_towers() -> None:
     assert config.contrastive.temperature == 1.0 and config.train.best_metric.startswith("typo_")
 
 
-def test_the_small_config_runs_with_the_settings_that_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_config_runs_with_the_settings_that_it_lists(tmp_path: Path) -> None:
     """Every line of its docstring is parsed; multi-positive, which has the most of them, is trained."""
-    monkeypatch.delenv("JAXRETR_DATA", raising=False)
     path = ROOT / "configs/typos_small.py"
     listed = path.read_text().split('"""')[1]
     arms = re.findall(r"^  (\w.*?)  +(--.*(?:\n {4,}--.*)*)", listed, re.MULTILINE)
