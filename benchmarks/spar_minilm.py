@@ -17,6 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
+from once import last_of
 from parts import divided, minilm
 from spar_wiki_qa import ROOT, Bench, Systems, Values, jaxretr, overlap, table
 from tables import cell, difference
@@ -55,12 +56,12 @@ def train(name: str, folder: Path, args: argparse.Namespace) -> dict[str, list[P
         for seed in args.seeds:
             run = args.runs / f"{name}_{'start' if kind == START else 'lambda'}_{seed}"
             settings = ("--data.corpus", folder, "--data.more-corpora", "--data.token-cache", args.runs / "tokens")
-            settings += (*CORPORA[name][2], *args.lambda_settings, *words, "--train.seed", seed)
             # The validation costs as much as many steps: before and after alone.
-            seldom = ("--train.eval-every", 10_000, "--train.save-every", 10_000)
+            settings += ("--train.eval-every", 10_000, "--train.save-every", 10_000, *CORPORA[name][2])
+            settings += (*args.lambda_settings, *words, "--train.seed", seed)
             if not (run / "model").exists():
                 began = time.monotonic()
-                jaxretr("train", args.config, "--workdir", run, *settings, *seldom, **environment)
+                jaxretr("train", args.config, "--workdir", run, *last_of(settings), **environment)
                 print(f"{run.name}: {time.monotonic() - began:.0f} s", flush=True)
             runs[kind].append(run)
     return runs

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from once import last_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
@@ -80,9 +81,9 @@ def train(args: argparse.Namespace) -> None:
         jaxretr("mine", "lexical", *named, "--limit", args.queries, "--dev", args.dev, "--out", lexical)
 
     def run(config: str, name: str, *words: object) -> None:
-        tokens = ("--data.token-cache", args.runs / "tokens")
+        settings = last_of(("--data.token-cache", args.runs / "tokens", *words))
         if not (args.runs / name / "model").exists():
-            jaxretr("train", ROOT / config, "--workdir", args.runs / name, *tokens, *words, **environment)
+            jaxretr("train", ROOT / config, "--workdir", args.runs / name, *settings, **environment)
 
     # The embedded corpus has few sentences.
     steps, fewer = (("--train.steps", 200), 100) if args.embedded else ((), 300)
