@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from once import last_of
 from tables import cell
 
 from jaxretr.config import ContrastiveConfig, load
@@ -50,7 +51,7 @@ def train(config: Path, workdir: Path, args: argparse.Namespace, *settings: str,
     seconds = workdir / "seconds"
     if not seconds.exists():
         begin = time.monotonic()
-        words = [*settings, "--data.token-cache", str(args.runs / "tokens")]
+        words = last_of(("--data.token-cache", args.runs / "tokens", *settings))
         jaxretr("train", config, "--workdir", workdir, *words, JAXRETR_DATA=str(args.data), **environment)
         steps = json.loads((workdir / "config.json").read_text())["train"]["steps"]
         if (reached := read_metrics(workdir)[-1]["step"]) < steps:
