@@ -31,7 +31,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from once import kept
+from once import kept, last_of
 from tables import cell, mean_over_seeds
 
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
@@ -127,7 +127,7 @@ class Lab:
     def train(self, config: str, name: str, seed: int, *words: object) -> None:
         if name in self.seconds:  # A run that was interrupted has a model, too.
             return
-        settings = ("--train.seed", seed, "--data.token-cache", self.runs / "tokens", *words)
+        settings = last_of(("--train.seed", seed, "--data.token-cache", self.runs / "tokens", *words))
         command = [sys.executable, "-m", "jaxretr", "train", ROOT / config, "--workdir", self.runs / name, *settings]
         print("$ jaxretr", *command[3:], file=sys.stderr)
         started = time.monotonic()

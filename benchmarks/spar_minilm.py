@@ -17,6 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
+from once import last_of
 from parts import divided, minilm
 from spar_wiki_qa import ROOT, Bench, Systems, Values, jaxretr, overlap, table
 from tables import cell, difference
@@ -45,7 +46,6 @@ def folder_of(name: str, args: argparse.Namespace) -> Path:
 def train(name: str, folder: Path, args: argparse.Namespace) -> dict[str, list[Path]]:
     """The Lambdas of a corpus, one a seed, {START: untrained, LAMBDA: trained}."""
     lexical = args.runs / f"{name}_sentences"
-    environment = {"JAXRETR_LEXICAL": str(lexical), "JAXRETR_TOKENIZER": str(args.tokenizer)}
     if not (lexical / "meta.json").exists():
         jaxretr("mine", "lexical", "--corpus", folder, "--dev", args.dev, "--out", lexical)
     runs: dict[str, list[Path]] = {START: [], LAMBDA: []}
@@ -54,13 +54,14 @@ def train(name: str, folder: Path, args: argparse.Namespace) -> dict[str, list[P
     for kind, words in ((START, untrained), *(() if args.untrained else ((LAMBDA, ()),))):
         for seed in args.seeds:
             run = args.runs / f"{name}_{'start' if kind == START else 'lambda'}_{seed}"
-            settings = ("--data.corpus", folder, "--data.more-corpora", "--data.token-cache", args.runs / "tokens")
-            settings += (*CORPORA[name][2], *args.lambda_settings, *words, "--train.seed", seed)
+            settings = ("--data", lexical, "--encoder.path", args.tokenizer, "--data.corpus", folder)
+            settings += ("--data.token-cache", args.runs / "tokens")
             # The validation costs as much as many steps: before and after alone.
-            seldom = ("--train.eval-every", 10_000, "--train.save-every", 10_000)
+            settings += ("--train.eval-every", 10_000, "--train.save-every", 10_000, *CORPORA[name][2])
+            settings += (*args.lambda_settings, *words, "--train.seed", seed)
             if not (run / "model").exists():
                 began = time.monotonic()
-                jaxretr("train", args.config, "--workdir", run, *settings, *seldom, **environment)
+                jaxretr("train", args.config, "--workdir", run, *last_of(settings))
                 print(f"{run.name}: {time.monotonic() - began:.0f} s", flush=True)
             runs[kind].append(run)
     return runs

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from once import last_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
@@ -57,43 +58,43 @@ Vectors = tuple[np.ndarray, np.ndarray]
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def jaxretr(*words: object, **environment: str | None) -> None:
-    """Runs a command of the library; variables that are None are taken away."""
-    command = [sys.executable, "-m", "jaxretr", *map(str, words)]
+def jaxretr(*words: object) -> None:
+    """Runs a command of the library."""
     print("$ jaxretr", *words, file=sys.stderr)
-    settings = {**os.environ, **environment}
-    subprocess.run(command, check=True, env={name: value for name, value in settings.items() if value is not None})
+    subprocess.run([sys.executable, "-m", "jaxretr", *map(str, words)], check=True)
 
 
 def train(args: argparse.Namespace) -> None:
     """Makes the lexical set, the bases and the Lambdas."""
     lexical = args.runs / "lexical"
-    environment: dict[str, str | None] = {"JAXRETR_LEXICAL": str(lexical), "JAXRETR_DATA": str(args.data)}
-    if args.embedded:
-        environment["JAXRETR_DATA"] = None
     corpora = [QUICKSTART] if args.embedded else [args.data / "wiki_qa", args.data / "wiki_passages"]
     tokenizer = args.data / "tokenizers/bert-base-uncased"
+    of_lambda: list[object] = ["--data", lexical]
+    of_base: list[object] = []
+    if not args.embedded:
+        of_lambda += ["--data.corpus", corpora[0], "--data.more-corpora", corpora[1]]
+        of_base += ["--data", corpora[0]]
     if args.tokenizer or (tokenizer.is_dir() and not args.embedded):
-        environment["JAXRETR_TOKENIZER"] = str(args.tokenizer or tokenizer)
+        of_lambda += ["--encoder.path", args.tokenizer or tokenizer]
     if not (lexical / "meta.json").exists():
         named = [word for path in corpora for word in ("--corpus", path)]
         jaxretr("mine", "lexical", *named, "--limit", args.queries, "--dev", args.dev, "--out", lexical)
 
     def run(config: str, name: str, *words: object) -> None:
-        tokens = ("--data.token-cache", args.runs / "tokens")
+        settings = last_of(("--data.token-cache", args.runs / "tokens", *words))
         if not (args.runs / name / "model").exists():
-            jaxretr("train", ROOT / config, "--workdir", args.runs / name, *tokens, *words, **environment)
+            jaxretr("train", ROOT / config, "--workdir", args.runs / name, *settings)
 
     # The embedded corpus has few sentences.
     steps, fewer = (("--train.steps", 200), 100) if args.embedded else ((), 300)
     for seed in args.seeds:
-        run("configs/spar_small.py", f"lambda_{seed}", "--train.seed", seed, *steps, *args.lambda_settings)
+        run("configs/spar_small.py", f"lambda_{seed}", *of_lambda, "--train.seed", seed, *steps, *args.lambda_settings)
         shorter = ("--train.eval-every", 200, "--index.refresh-every", 100)
-        run("configs/dpr_small.py", f"base_{seed}", "--train.seed", seed, *shorter, *args.base_settings)
+        run("configs/dpr_small.py", f"base_{seed}", *of_base, "--train.seed", seed, *shorter, *args.base_settings)
     for count in POSITIVES if args.positives_curve else ():
         words = ("--data.teacher-positives", count, "--encoder.fresh-start", "random", "--train.steps", fewer)
         often = ("--train.eval-every", fewer // 3, "--train.save-every", fewer, *args.lambda_settings)
-        run("configs/spar_small.py", f"lambda_{count}_positives", *words, *often)
+        run("configs/spar_small.py", f"lambda_{count}_positives", *of_lambda, *words, *often)
 
 
 # ---- search ----------------------------------------------------------------------------------------------------------

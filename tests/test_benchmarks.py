@@ -505,7 +505,7 @@ def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, mon
     module = importlib.import_module("spar_wiki_qa")
     monkeypatch.setattr(module, "POSITIVES", (10,))
     words = ["--data", data, "--runs", tmp_path, "--seeds", 0, 1, "--queries", 60, "--dev", 10, "--tokenizer", encoder]
-    base = f"--base-settings=--encoder.path {encoder} --encoder.max-passage-length 48"
+    base = f"--base-settings=--encoder.path {encoder} --encoder.max-passage-length 48 --train.eval-every 50"
     printed = main(module, *words, base)
     for row in ("BM25", "two bases", "Lambda", "concat", "concat + BM25", "10"):
         assert f"\n| {row} | " in printed
@@ -522,7 +522,17 @@ def test_ddr_domains(main: Main, data: Path, tmp_path: Path) -> None:
     tiny = "--data.vocab-size 300 --bert.hidden-size 16 --bert.layers 2 --bert.heads 2 --bert.intermediate-size 32"
     new = ["--start", "new", "--new-steps", 4, f"--new-settings={few} {tiny}"]
     printed = main(
-        module, "--data", data, "--runs", tmp_path, "--seeds", 0, *new, *sizes, *ablations, f"--dam-settings={few}"
+        module,
+        "--data",
+        data,
+        "--runs",
+        tmp_path,
+        "--seeds",
+        0,
+        *new,
+        *sizes,
+        *ablations,
+        f"--dam-settings={few} --train.steps 3",
     )
     for row in ("BM25", "DR ", "DDR ", "DDR\\SI", "DDR\\D ", "DDR, parallel adapter alone"):
         assert f"\n{row}" in printed

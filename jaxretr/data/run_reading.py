@@ -6,13 +6,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxretr.data.formats.kinds import json_bracket
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import Hits, strictly_decreasing, write_dpr_json, write_jsonl, write_trec
 from jaxretr.data.text_rows import (
     RowError,
     check_trec_id,
     check_utf8,
-    first_character,
     first_line,
     json_array,
     json_lines,
@@ -71,9 +71,8 @@ def read_run(
     if not file.is_file():
         # The content of a pipe can be read only once.
         return read_trec(path, trec_ids=trec_ids)
-    first = first_character(file)
-    if first in ("[", "{"):
-        run = _read_json(file, json_array(file) if first == "[" else json_lines(file), questions, trec_ids, count)
+    if bracket := json_bracket(file):
+        run = _read_json(file, json_array(file) if bracket == "[" else json_lines(file), questions, trec_ids, count)
     elif first_line(file).count("\t") == 2:
         run = _read_three_columns(file, trec_ids)
     else:
@@ -124,9 +123,9 @@ def _read_json(
 def has_question_ids(path: Path) -> bool:
     """Whether a run's first question has an id (DPR's results have none); True if it is missing or unreadable."""
     file = pathlib.Path(path)
-    if not file.is_file() or (first := first_character(file)) not in ("[", "{"):
+    if not file.is_file() or not (bracket := json_bracket(file)):
         return True
-    _, row = next(json_array(file) if first == "[" else json_lines(file), (0, RowError()))
+    _, row = next(json_array(file) if bracket == "[" else json_lines(file), (0, RowError()))
     return isinstance(row, RowError) or any(row.get(name) is not None for name in _QUESTION_IDS)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.kinds import FORMATS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
+from jaxretr.data.formats.kinds import FORMATS, NEED_QUERIES, ROW_FORMATS, file_kind, json_bracket, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
 from jaxretr.data.named.names import data_path
@@ -20,7 +20,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.runs import Hits, RunFormat, SearchRun
-from jaxretr.data.text_rows import first_character, json_lines
+from jaxretr.data.text_rows import json_lines
 from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 from jaxretr.evaluate.reranking import hits_of
 from jaxretr.indexes.reranking import rerank_hits
@@ -176,11 +176,9 @@ def _format(path: str, source: str, format: str | None) -> str:
 
 
 def _run_format(path: Path) -> RunFormat:
-    first = first_character(path)
-    if first == "[":
-        return "dpr"
-    if first != "{":
-        return "trec"
+    bracket = json_bracket(path)
+    if bracket != "{":
+        return "dpr" if bracket else "trec"
     row = next(row for _, row in json_lines(path))
     return "jsonl" if isinstance(row, dict) and "hits" in row else "dpr"
 

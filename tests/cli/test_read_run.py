@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from jaxretr.cli import evaluate, parse
+from jaxretr.data.formats.kinds import file_kind
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.data.run_reading import Hits, read_run, write_dpr_json, write_jsonl
+from jaxretr.data.run_reading import Hits, has_question_ids, read_run, write_dpr_json, write_jsonl
 from jaxretr.runtime.errors import UsageError, UserError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -33,6 +34,25 @@ def test_runs_of_every_format(tmp_path):
     for name, (content, expected) in contents.items():
         (tmp_path / name).write_text(content)
         assert read_run(tmp_path / name) == {"7" if name == "json" else "q": expected}, name
+
+
+@pytest.mark.parametrize("id", ["[7", "{7", '{"id":7', "[{}]"])
+def test_an_id_that_begins_as_json_does(id, tmp_path):
+    path = tmp_path / "run"
+    for line in (f"{id} Q0 a 1 -2.5e-3 t", f"{id}\tQ0\ta\t1\t-.25\tt", f"{id}\ta\t0.25"):
+        path.write_text(f"{line}\n")
+        assert [*read_run(path)] == [id] and has_question_ids(path) and file_kind(path) == "run"
+    path.write_text(f"{id} 0 a 1\n")
+    assert file_kind(path) == "qrels"
+
+
+@pytest.mark.parametrize("text", ["won it in 1966 7 times", "a Q0 b 1 2.5 t", "a 0 b 1", "a 1 2"])
+def test_json_whose_text_is_as_columns(text, tmp_path):
+    path = tmp_path / "run"
+    row = {"question": text, "id": "q", "ctxs": [{"id": "a", "score": 5}]}
+    for rows, indent in ((row, None), ([row], None), ([row], 1)):
+        path.write_text(json.dumps(rows, indent=indent, separators=(",", ":")))
+        assert read_run(path) == {"q": {"a": 5.0}} and file_kind(path) == "run"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The formats of data files, and how a file's format is detected from its first rows."""
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -63,6 +64,13 @@ _ROWS_LOOKED_AT = 200
 _WORDS_OF_A_QUESTION = 20
 
 _ANCHORS = ("anchor", "query", "question", "sentence", "sentence1", "sentence_a", "premise", "text1", "input")
+# Lines without texts: TREC's run, whose tag does not end as a line of JSON does, its judgements, and three columns.
+_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+_IDS_AND_NUMBERS = re.compile(
+    rf'\s*(\S+\s+){{3}}-?\d+\s+{_NUMBER}\s+\S*[^][{{}}:,"\s]\s*'
+    rf"|\s*\S+\s+Q?0\s+\S+\s+-?\d+\s*|[^\t]+\t[^\t]+\t *{_NUMBER} *",
+    re.ASCII,
+)
 _IDS = ("_id", "id", "docid", "pid", "passage_id", "qid", "query_id")
 
 
@@ -86,11 +94,10 @@ def file_kind(path: str | Path) -> str:
     path = find_input(path)
     if isinstance(path, DataName) and path.role is not None:
         return _KIND_OF_ROLE[path.role]
-    first = first_character(path)
-    if not first:
+    if not first_character(path):
         raise UserError(f"{path}: is empty; give a file with at least one row")
-    if first in "{[" or bare_suffix(path) in (".jsonl", ".ndjson", ".json"):
-        kind = _json_kind(path, is_array=first == "[")
+    if (bracket := json_bracket(path)) or bare_suffix(path) in (".jsonl", ".ndjson", ".json"):
+        kind = _json_kind(path, is_array=bracket == "[")
     else:
         kind = _table_kind(path, first_line(path))
     if kind is None:
@@ -143,6 +150,12 @@ def named_split(split: str | None, *formats: str) -> str:
     if split is not None and "beir" not in formats:
         raise UsageError(f"--split {split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
     return split or "train"
+
+
+def json_bracket(path: Path) -> str:
+    """Return the bracket that a file of JSON begins with; "" for another, a run whose first id begins with one included."""
+    first = first_character(path)
+    return first if first in ("[", "{") and not _IDS_AND_NUMBERS.fullmatch(first_line(path)) else ""
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
