@@ -437,7 +437,7 @@ def test_an_installation_that_cannot_be_written_to_searches(tmp_path: Path):
     package = tmp_path / "site"
     source = Path(jaxretr.__file__).parent
     shutil.copytree(source, package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*"))
-    cache = package / "jaxretr" / "parallel" / "__pycache__"
+    cache = package / "jaxretr/runtime/parallel/__pycache__"
     cache.write_text("a file where the folder would be")
     program = (
         "from jaxretr.runtime.parallel import numba_loops as c; print(c.__file__, c.compiled()(lambda x: x + 1)(1))"
