@@ -106,7 +106,7 @@ def test_distil_cross_encoder_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "dpr_negatives"
-    notebook = run_notebook("dpr_negatives", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, WORKDIR=workdir)
+    notebook = run_notebook("dpr_negatives", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=40, WORKDIR=workdir)
     printed = texts(notebook)
 
     assert "passages" in printed and "first question: " in printed, "the data are inspected"
@@ -135,7 +135,7 @@ def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     positive = re.search(r"\nright +[\d.]+ +(.{30})", printed)
     assert positive and not any(positive[1] in found for found in lists), "a judged passage is no negative"
 
-    assert (workdir / "export/question/modules.json").exists() and "files unchanged" in printed
+    assert (workdir / "export/modules.json").exists() and "files unchanged" in printed
     difference = re.search(r"between their vectors and ours: (\S+)", printed)
     assert difference and float(difference[1]) < 1e-5
 
@@ -263,7 +263,9 @@ def test_verified_index_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "# Recall certificate" in printed and "0.99 @10" in printed
     assert f"{workdir / 'scann'}: intact; " in printed
     same = re.search(r"([\d.]+)% of the exact ten best, over 16 questions", printed)
-    assert same and float(same[1]) == 100, "so few passages are all scored"
+    assert "every passage is scored" in printed, "so few are"
+    # Of 160 places one may hold the other of two passages whose scores are equal up to float32's last bit.
+    assert same and float(same[1]) >= 100 * 159 / 160 - 0.05
     assert "43 passages; certificate stale: True" in printed
     assert re.findall(r"^target ([\d.]+): recall@10 ([\d.]+)$", printed, re.MULTILINE) == [
         (target, "1.0000") for target in ("0.9", "0.95", "0.99")
