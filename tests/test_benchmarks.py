@@ -33,6 +33,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training import experiment
 from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.loop import build
 from jaxretr.training.loop import train as run_training
@@ -91,44 +92,30 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-def in_this_process(command: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
+def in_this_process(command: Any, **options: Any) -> Any:
     """subprocess.run, except for the package's commands and for benchmarks, which need no new process.
 
     One whose output is read is asked about the process itself, for instance what memory it takes.
     """
     if isinstance(command, str) or str(command[0]) != sys.executable or options.get("capture_output"):
-        return start_process(command, env=env, **options)
+        return start_process(command, **options)
     words = [str(word) for word in command[1:]]
-    with environment(env):
-        if words[:3] == ["-m", "jaxretr", "train"]:
-            train(words[3], Path(words[words.index("--workdir") + 1]), words[4:])
-        elif words[:2] == ["-m", "jaxretr"]:
-            with contextlib.redirect_stdout(sys.stderr):
-                assert cli.main(words[2:]) == 0, words
-        else:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys, "argv", words)
-                importlib.import_module(Path(words[0]).stem).main()
+    if words[:3] == ["-m", "jaxretr", "train"]:
+        train(words[2:])
+    elif words[:2] == ["-m", "jaxretr"]:
+        with contextlib.redirect_stdout(sys.stderr):
+            assert cli.main(words[2:]) == 0, words
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words)
+            importlib.import_module(Path(words[0]).stem).main()
 
 
-@contextlib.contextmanager
-def environment(variables: dict[str, str] | None) -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        if variables is not None:
-            os.environ.clear()
-            os.environ.update(variables)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def train(path: str, workdir: Path, words: list[str]) -> None:
+def train(words: list[str]) -> None:
     """What a run of no steps leaves; where it keeps all checkpoints, for a curve, with one of them."""
-    place = words.index("--workdir")
-    words = words[:place] + words[place + 2 :]
-    settings = config.load(path, words)
+    args = cli.parse(words)
+    settings = experiment.load(args.config, args.overrides, args.data, args.data_folder)
+    workdir = Path(args.workdir)
     assert settings.train.steps > 0
     workdir.mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(config.to_json(settings)))
