@@ -148,20 +148,12 @@ def test_the_baseline_differs_from_the_module_in_nothing_but_what_is_trained(rem
     assert dataclasses.replace(second, name=first.name, encoder=encoder, optimizer=rate) == first
 
 
-def test_the_environment_names_what_is_trained_on_and_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATA", "DAM", "START", "CORPUS", "TRAIN"):
-        monkeypatch.setenv(f"JAXRETR_{name}", f"/my/{name.lower()}")
-    for name in ("lotte_dam", "trec_covid_dam", "small_dam"):
-        assert (mlm(name).start, mlm(name).data.corpora) == ("/my/start", ("/my/corpus",))
-    for name in ("msmarco_rem", "msmarco_rem_margin_mse", "small_rem"):
-        config = contrastive(name)
-        assert (config.encoder.path, config.data.train) == ("/my/dam", "/my/train")
-    for name in ("dureader_rem", "small_chinese_rem"):
-        assert contrastive(name).encoder.path == "/my/dam"
-    assert contrastive("small_dr").encoder.path == "/my/start"
-    assert contrastive("msmarco_dr").encoder.path == "bert-base-uncased", "the baseline has no domain module"
-    assert mlm("msmarco_dam").data.corpora == ("/my/data/msmarco",)
-    assert mlm("small_chinese_dam").data.corpora == ("/my/data/cmrc2018_zh",)
+def test_the_folder_of_the_data_sets_reaches_every_config() -> None:
+    for path in sorted({*CONFIGS.glob("ddr_*.py")} - {*CONFIGS.glob("ddr_small_*.py")}):
+        there = json.dumps(to_json(load(path, data_folder="/my/sets")))
+        assert there == json.dumps(to_json(load(path))).replace('"data/', '"/my/sets/'), path
+    assert mlm("msmarco_dam", data_folder=Path("/my")).data.corpora == ("/my/msmarco",)
+    assert contrastive("msmarco_rem_margin_mse", data_folder=Path("/my")).data.train == "/my/msmarco-scores.jsonl"
 
 
 # ---- Chinese ---------------------------------------------------------------------------------------------------------
