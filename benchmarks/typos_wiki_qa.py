@@ -16,6 +16,7 @@ randomisation tests on the questions' means over seeds and draws.
 """
 
 import argparse
+import dataclasses
 import gzip
 import json
 import statistics
@@ -32,8 +33,8 @@ from jaxretr.config import ContrastiveConfig, load
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
-from jaxretr.evaluate.measuring import Search
-from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
+from jaxretr.evaluate.measuring import Search, TestSet
+from jaxretr.evaluate.robustness import measure_altered, read_splits
 from jaxretr.evaluate.searches import bm25_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.training.runs.encoder_start import load_encoder
@@ -109,10 +110,11 @@ def beir_folder(args: argparse.Namespace) -> Path:
     return part_of(args.data / "wiki_qa", args.runs / "part", args.splits, args.passages)
 
 
-def conditions(split: Split, name: str, folder: Path | None) -> dict[str, list[list[str]]]:
+def conditions(split: TestSet, row_of: dict[str, int], name: str, folder: Path | None) -> dict[str, list[list[str]]]:
     """What the split's questions look like, by name: ten draws of each profile, and noiseqa's."""
+    rows = [row_of[question.id] for question in split.questions]
     drawn = {
-        profile: [TypoGenerator(profile).texts(split.texts, draw, split.rows) for draw in range(DRAWS)]
+        profile: [TypoGenerator(profile).texts(split.texts, draw, rows) for draw in range(DRAWS)]
         for profile in PROFILES
     }
     noisy = None if folder is None else folder / "noiseqa" / "queries-noisy.jsonl.gz"
@@ -133,9 +135,12 @@ def values_of(name: str, search_in: Callable[[Corpus], Search], args: argparse.N
         corpus = read_corpus(args.beir)
         search = search_in(corpus)
         found: dict[str, Values] = {}
-        for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
-            altered = conditions(split, split_name, args.data)
-            measured = measure_altered(search, corpus, split, altered, (METRIC,), split_name)
+        questions, splits = read_splits(str(args.beir), args.splits)
+        row_of = {question.id: row for row, question in enumerate(questions)}
+        for split_name, split in splits.items():
+            altered = conditions(split, row_of, split_name, args.data)
+            on = dataclasses.replace(split, corpus=corpus)
+            measured = measure_altered(search, on, altered, (METRIC,), split_name)
             found[split_name] = {CLEAN: measured.original[METRIC]}
             for condition in measured.draws:
                 draws = measured.of_draws(condition, METRIC)

@@ -11,16 +11,14 @@ from typing import Any
 from jaxretr.config import EncodeDtype, MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.named.names import data_path
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore
-from jaxretr.embeddings.encoding import encode, encode_texts
-from jaxretr.evaluate.measuring import depth, of_qrels, run_of
+from jaxretr.embeddings.encoding import encode
+from jaxretr.evaluate.measuring import TestSet, depth
 from jaxretr.evaluate.metrics import Qrels
+from jaxretr.evaluate.searches import encoder_search, stored_search
 from jaxretr.evaluate.significance import compare
-from jaxretr.indexes.exact import ExactIndex
-from jaxretr.indexes.searching import search_store
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import fastest_dtype
@@ -239,11 +237,7 @@ def _compare_models(
     Returns:
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
     """
-    index = ExactIndex(encode_texts(before, corpus, None), corpus.ids)
-    searches = (
-        lambda asked, k: search_store(store, corpus.ids, encode_texts(after, asked, None), k),
-        lambda asked, k: index.search(encode_texts(before, asked, None), k),
-    )
-    own = own_ids(questions, corpus, qrels)
-    a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS), own), METRICS) for search in searches)
+    searches = stored_search(after, store, corpus.ids, None), encoder_search(before, corpus, None)
+    on = TestSet(questions, corpus, qrels)
+    a, b = (on(on.search(search, depth(METRICS)), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels
 from jaxretr.data.run_reading import has_question_ids, read_run
+from jaxretr.data.runs import questions_of
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.measuring import (
@@ -19,12 +20,10 @@ from jaxretr.evaluate.measuring import (
     TestSet,
     check_same_corpus,
     cut_of_answers,
-    of_others,
     warn_of_own,
 )
-from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths, stored_search
+from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, stored_search
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
@@ -90,23 +89,17 @@ def evaluate_model(
     for name in metrics:
         measures.parse(name)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
-    lengths: dict[str, tuple[int, int]] = {}
-    runs = _read_baselines(baselines, data.questions, dtype, batch_size, lengths)
+    compared = _read_baselines(baselines, data.questions, dtype, batch_size)
     from jaxretr.embeddings.encoding import loaded, name_of
     from jaxretr.embeddings.opening import open_store
 
     store = open_store(index) if isinstance(index, str | Path) else index
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
     scorer = _loaded_scorer(rerank, depth, metrics)
-    model, k = loaded(encoder), hits_needed(metrics)
-    lengths[name_of(model)] = read_lengths(model)
-    if scorer is not None:
-        k = max(k, depth)
+    model = loaded(encoder)
     on = TestSet(data.questions, data.corpus, data.qrels, relevance_level=relevance_level)
-    found = on.search(_search_of(model, data.corpus, where, store, keep, batch_size), k)
-    compared = _searched(runs, on, metrics)
-    note_lengths(lengths)
-    return Report.of([*_with_reranked((name_of(model), found), scorer, on, depth), *compared], on, metrics)
+    system = name_of(model), lambda corpus: _search_of(model, corpus, where, store, keep, batch_size)
+    return _report([system, *compared], on, metrics, scorer, depth)
 
 
 def _search_of(
@@ -183,27 +176,17 @@ def evaluate_run(
     else:
         files = [file for file in (run, *baselines) if isinstance(file, str | Path) and not _is_searched(file)]
         check_texts(files, corpus, queries, next(filter(_is_searched, baselines), None), rerank is not None)
-    questions = questions_of(queries if answers is None else answers)
-    lengths: dict[str, tuple[int, int]] = {}
-    runs = _read_baselines(baselines, questions, dtype, batch_size, lengths)
+    questions = questions_of((queries if answers is None else answers) or ())
+    compared = _read_baselines(baselines, questions, dtype, batch_size)
     found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
-    texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
     if answers is not None and not any(question.answers for question in questions):
         raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
     judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
-    if judged is not None:
-        questions = judged_questions(questions, judged, queries, qrels)
-        if corpus is None:
-            warn_of_own(found, judged, name)
-    on = TestSet(questions, texts, judged, match, relevance_level)
-    scorer = _loaded_scorer(rerank, depth, names)
-    found = of_others(found, on.own, len(texts), names, name)
-    compared = _searched(runs, on, names)
-    note_lengths(lengths)
-    if scorer is not None:
-        found = {id: hits for id, hits in found.items() if judged is None or id in judged}
-    return Report.of([*_with_reranked((name, found), scorer, on, depth), *compared], on, names)
+    on = read_test_set(questions, corpus, judged, (queries, qrels), match, relevance_level)
+    if judged is not None and corpus is None:
+        warn_of_own(found, judged, name)
+    return _report([(name, found), *compared], on, names, _loaded_scorer(rerank, depth, names), depth)
 
 
 def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:
@@ -241,21 +224,33 @@ def check_texts(
         raise UsageError(f"with qrels, {given} and {missing} go together: give {missing} as well, or leave {given} out")
 
 
-def questions_of(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
-    """The questions of a file, or those given; none of None."""
-    return read_questions(Path(queries)) if isinstance(queries, str | Path) else queries or []
+def read_test_set(
+    questions: Sequence[Question],
+    corpus: _Path | Corpus | None,
+    judged: measures.Qrels | None,
+    sources: tuple[object, object],
+    match: Match = "string",
+    relevance_level: int = 1,
+) -> TestSet:
+    """What runs are measured on: of given questions, those that have judgements.
 
+    Args:
+      questions: the questions; none, for runs that are measured by judgements alone.
+      corpus: the passages or their file; None likewise.
+      judged: the judgements; None: the questions have answers.
+      sources: what questions and judgements were read from, for errors.
+      match, relevance_level: see `TestSet`.
 
-def judged_questions(
-    questions: Sequence[Question], judged: measures.Qrels, queries: object, qrels: object
-) -> Sequence[Question]:
-    """The questions that have judgements; raises UserError where some are given and none has.
-
-    `queries` and `qrels` are what they were read from, for the message.
+    Raises:
+      UserError: no question has judgements, or the corpus cannot be read.
     """
-    if questions and not (questions := [question for question in questions if question.id in judged]):
-        raise UserError(f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree")
-    return questions
+    passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
+    if judged is not None and questions:
+        questions = [question for question in questions if question.id in judged]
+        if not questions:
+            queries, qrels = map(_named, sources)
+            raise UserError(f"{queries}: {qrels} judges none of its questions; check that the ids agree")
+    return TestSet(questions, passages, judged, match, relevance_level)
 
 
 def _named(source: object) -> str:
@@ -275,16 +270,9 @@ def _is_searched(baseline: _Path) -> bool:
 
 
 def _read_baselines(
-    names: Sequence[_Path],
-    questions: Sequence[Question],
-    dtype: "EncodeDtype",
-    batch_size: int | None,
-    lengths: dict[str, tuple[int, int]],
-) -> list[tuple[str, Run | Callable[[Corpus], Search]]]:
-    """Read the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus.
-
-    When a model is loaded, its `read_lengths` are added to `lengths` under its name.
-    """
+    names: Sequence[_Path], questions: Sequence[Question], dtype: "EncodeDtype", batch_size: int | None
+) -> list[System]:
+    """Read the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus."""
     if len(names) != len({str(name) for name in names}):
         raise UsageError("a baseline is named twice; name each once")
 
@@ -294,30 +282,13 @@ def _read_baselines(
 
         check_finished(model)
 
-        def search(corpus: Corpus) -> Search:
-            encoder = load_encoder(model, dtype=dtype)
-            lengths[str(model)] = read_lengths(encoder)
-            return encoder_search(encoder, corpus, batch_size)
-
-        return search
+        return lambda corpus: encoder_search(load_encoder(model, dtype=dtype), corpus, batch_size)
 
     return [
         ("BM25", bm25_search)
         if name == BM25
         else (str(name), search_with(name) if _is_searched(name) else read_run(name, questions=questions or None))
         for name in names
-    ]
-
-
-def _searched(
-    baselines: Sequence[tuple[str, Run | Callable[[Corpus], Search]]], on: TestSet, metrics: Sequence[str]
-) -> list[tuple[str, Run]]:
-    """Complete the baselines' runs, in which no question is a hit of its own."""
-    return [
-        (name, on.search(one(on.corpus), hits_needed(metrics)))
-        if callable(one)
-        else (name, of_others(one, on.own, len(on.corpus), metrics, name))
-        for name, one in baselines
     ]
 
 
@@ -337,13 +308,18 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
     return loaded_scorer(rerank)
 
 
-def _with_reranked(system: tuple[str, Run], scorer: "Scorer | None", on: TestSet, depth: int) -> list[tuple[str, Run]]:
-    """The system after and before re-ranking; the system alone if there is no scorer."""
-    if scorer is None:
-        return [system]
-    from jaxretr.evaluate.reranking import rerank
-    from jaxretr.indexes.reranking import name_of_scorer
+def _report(
+    systems: Sequence[System], on: TestSet, metrics: Sequence[str], scorer: "Scorer | None", depth: int
+) -> Report:
+    """Search, re-rank the first system's hits if there is a scorer, and measure."""
+    found = find_all(systems, on, metrics, 0 if scorer is None else depth)
+    if scorer is not None:
+        from jaxretr.evaluate.reranking import rerank
+        from jaxretr.indexes.reranking import name_of_scorer
 
-    name, run = system
-    after = rerank(scorer, run, queries=on.questions, corpus=on.corpus, depth=depth)
-    return [(f"{PurePath(name).name} re-ranked by {PurePath(name_of_scorer(scorer)).name}", dict(after)), system]
+        name, run = found[0]
+        run = {id: hits for id, hits in run.items() if on.qrels is None or id in on.qrels}
+        after = rerank(scorer, run, queries=on.questions, corpus=on.corpus, depth=depth)
+        reranked = f"{PurePath(name).name} re-ranked by {PurePath(name_of_scorer(scorer)).name}"
+        found[:1] = [(reranked, dict(after)), (name, run)]
+    return Report.of(found, on, metrics)

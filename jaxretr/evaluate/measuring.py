@@ -13,9 +13,9 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import Match, first_hits
-from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
@@ -86,18 +86,6 @@ def depth(names: Sequence[str]) -> int:
     return max(100, *(int(cut[1]) if cut else 1000 for cut in cuts))
 
 
-def of_qrels(
-    qrels: metrics.Qrels, run: Run, names: Sequence[str], relevance_level: int = 1, name: str = "the run"
-) -> Values:
-    """Compute the metrics of each question; raise UserError where run and judgements have no question in common."""
-    if not qrels.keys() & run.keys():
-        raise UserError(
-            f"{name} and the judgements have no question in common, for instance '{next(iter(run))}' and "
-            f"'{next(iter(qrels))}'; give the judgements of the run's questions"
-        )
-    return metrics.evaluate(qrels, run, names, per_query=True, relevance_level=relevance_level)[1]
-
-
 def cut_of_answers(name: str) -> int:
     """The k of acc@k; raises UsageError for another metric."""
     parsed = re.fullmatch(r"acc@([1-9]\d*)", name.lower())
@@ -134,9 +122,44 @@ class TestSet:
         """The ids of the questions that are passages themselves, which do not count as found."""
         return own_ids(self.questions, self.corpus, self.qrels)
 
-    def search(self, search: Search, k: int) -> Run:
-        """Find k passages for each question, without the question itself; see `run_of`."""
-        return run_of(search, self.questions, k, self.own)
+    def search(self, search: Search, k: int, texts: Sequence[str] | None = None) -> Run:
+        """Find k passages for each question, without the question itself; see `run_of`.
+
+        Args:
+          search: the function that finds passages.
+          k: passages per question.
+          texts: other texts of the questions, such as with typos; None: their own.
+        """
+        questions = self.questions
+        if texts is not None:
+            questions = [dataclasses.replace(each, text=text) for each, text in zip(questions, texts, strict=True)]
+        return run_of(search, questions, k, self.own)
+
+    def others(self, run: Run, names: Sequence[str], name: str) -> Run:
+        """Leave out a run's hits that are the question itself; warn where fewer hits are left than these metrics look at.
+
+        Args:
+          run: the run, as it was read.
+          names: the names of the metrics.
+          name: the run's name, for the warning.
+        """
+        kept = without_own(run, self.own)
+        cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
+        short = [id for id in self.own if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
+        if short and len(run[short[0]]) < len(self.corpus):
+            log.warning(
+                "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one "
+                "deeper",
+                name,
+                len(short),
+                len(run[short[0]]),
+            )
+        return kept
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the questions."""
+        return [question.text for question in self.questions]
 
     @property
     def measure(self) -> Measure:
@@ -144,14 +167,16 @@ class TestSet:
         return self if self.qrels is None else dataclasses.replace(self, questions=(), corpus=Corpus([], [], []))
 
     def __call__(self, run: Run, names: Sequence[str], name: str = "the run") -> Values:
-        if self.qrels is not None:
-            return of_qrels(self.qrels, run, names, self.relevance_level, name)
-        cuts = {metric: cut_of_answers(metric) for metric in names}
-        if not run.keys() & {question.id for question in self.questions}:
+        known = [question.id for question in self.questions] if self.qrels is None else self.qrels
+        if run.keys().isdisjoint(known):
+            what = "answers" if self.qrels is None else "judgements"
             raise UserError(
-                f"{name} and the answers have no question in common, for instance '{next(iter(run))}' and "
-                f"'{self.questions[0].id}'; give the answers of the run's questions"
+                f"{name} and the {what} have no question in common, for instance '{next(iter(run))}' and "
+                f"'{next(iter(known))}'; give the {what} of the run's questions"
             )
+        if self.qrels is not None:
+            return metrics.evaluate(self.qrels, run, names, per_query=True, relevance_level=self.relevance_level)[1]
+        cuts = {metric: cut_of_answers(metric) for metric in names}
         deepest = max(cuts.values())
         texts = [ranked_texts(run.get(question.id, {}), self.corpus, deepest) for question in self.questions]
         hits = first_hits([question.answers for question in self.questions], texts, self.match)
@@ -182,29 +207,6 @@ def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
             len(own),
             len(best),
         )
-
-
-def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str], name: str) -> Run:
-    """Leave out a run's hits that are the question itself; warn where too few hits are left.
-
-    Args:
-      run: the run, as it was read.
-      own: the ids of the questions that are passages themselves.
-      passages: number of passages in the corpus.
-      names: the names of the metrics.
-      name: the run's name, for the warning.
-    """
-    kept = without_own(run, own)
-    cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
-    short = [id for id in own if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
-    if short and len(run[short[0]]) < passages:
-        log.warning(
-            "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one deeper",
-            name,
-            len(short),
-            len(run[short[0]]),
-        )
-    return kept
 
 
 def warn_of_missing(questions: Collection[str], run: Collection[str], name: str) -> None:

@@ -26,9 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, overload
 
-import numpy as np
-
-from jaxretr.data.runs import single_precision
+from jaxretr.data.runs import ranked_ids
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 Qrels = Mapping[str, Mapping[str, int]]
@@ -120,14 +118,7 @@ class _Found:
 
 
 def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Found:
-    scores = single_precision(retrieved)
-    if np.isnan(scores).any():
-        passage_id = list(retrieved)[int(np.isnan(scores).argmax())]
-        raise UserError(f"the score of passage '{passage_id}' for question '{question_id}' is not a number")
-    # Reversed, so that both the score and, among equal scores, the id descend. Python orders strings by code point,
-    # which is the order of their UTF-8 bytes, and therefore that of C's strcmp.
-    ranking = sorted(zip(scores.tolist(), retrieved, strict=True), reverse=True)
-    grades = [judged.get(passage_id) for _, passage_id in ranking]
+    grades = [judged.get(passage_id) for passage_id in ranked_ids(retrieved, question_id=question_id)]
     gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]
     return _Found(
         grades,

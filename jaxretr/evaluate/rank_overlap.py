@@ -5,14 +5,11 @@ down both rankings at once and stops after each rank with probability 1 - p. The
 common that is expected where the reader stops: the sum over depths d of (1 - p) p^(d-1) |A_1:d ∩ B_1:d| / d.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from jaxretr.data.runs import single_precision
-from jaxretr.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -51,27 +48,11 @@ class RankBiasedOverlap:
     extrapolated: NDArray[np.float64]
 
 
-def ranked_ids(scores: Mapping[str, float], depth: int) -> list[str]:
-    """Rank one question of a run as `metrics.evaluate` does: by float32 score, equal ones by id, both descending.
-
-    Args:
-      scores: {passage id: score}.
-      depth: the most passages to return.
-
-    Raises:
-      UserError: a score is not a number.
-    """
-    single = single_precision(scores)
-    if np.isnan(single).any():
-        raise UserError(f"the score of passage '{list(scores)[int(np.isnan(single).argmax())]}' is not a number")
-    return [passage_id for _, passage_id in sorted(zip(single.tolist(), scores, strict=True), reverse=True)[:depth]]
-
-
 def find_shared(a: Sequence[Sequence[Hashable]], b: Sequence[Sequence[Hashable]], depth: int = 100) -> Shared:
     """Find what rankings share among their first `depth` passages.
 
     Args:
-      a: the passages of B questions, best first: lists of ids (see `ranked_ids`), or rows of integers.
+      a: the passages of B questions, best first: lists of ids (see `jaxretr.data.runs.ranked_ids`), or rows of integers.
       b: the other rankings of the same questions.
       depth: ranks to look at, at least 1.
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Measure, Run, TestSet, Values, warn_of_missing
-from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import Corrected, compare, corrected
 from jaxretr.evaluate.tables import Cell, Grid, Row, shortened

@@ -8,9 +8,8 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.run_reading import read_run
-from jaxretr.data.runs import Hits, Queries, SearchRun, questions_of
+from jaxretr.data.runs import Hits, Queries, SearchRun, questions_of, ranked_ids
 from jaxretr.evaluate.measuring import Run
-from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.indexes.reranking import AnyScorer, rerank_hits
 
 Path_ = str | Path

@@ -1,6 +1,5 @@
 """The cost of changing the questions: metrics of the original questions against several draws of altered ones."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_folder, qrels_path, read_qrels, read_questions
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
+from jaxretr.evaluate.measuring import Search, TestSet, Values, depth, warn_of_missing
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.runtime.errors import UserError
 
@@ -75,26 +73,6 @@ def relative_loss(original: float, altered: float) -> float:
 
 
 @dataclass(frozen=True)
-class Split:
-    """A split of a BEIR folder, without the corpus.
-
-    Attributes:
-      questions: the questions with judgements, in the order of the queries file.
-      rows: the number of each in the queries file, from 0.
-      qrels: the judgements; a judged question that is not in the queries file counts as 0, altered or not.
-    """
-
-    questions: list[Question]
-    rows: list[int]
-    qrels: metrics.Qrels
-
-    @property
-    def texts(self) -> list[str]:
-        """The original questions."""
-        return [question.text for question in self.questions]
-
-
-@dataclass(frozen=True)
 class AlteredValues:
     """The metrics of one system on the questions of a split.
 
@@ -120,7 +98,7 @@ class AlteredValues:
         return robustness(self.original[metric], self.of_draws(alteration, metric))
 
 
-def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question], dict[str, Split]]:
+def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question], dict[str, TestSet]]:
     """Read the questions and judgements of a BEIR folder.
 
     Args:
@@ -128,7 +106,8 @@ def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question],
       names: the splits.
 
     Returns:
-      All questions, and those of each split.
+      All questions, and those that each split judges, without a corpus; a judged question that is not in the queries file
+      counts as 0, altered or not.
 
     Raises:
       UserError: the folder or a file is missing or bad, or a split judges no question of the queries file.
@@ -138,42 +117,33 @@ def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question],
     questions = read_questions(folder)
     splits = {}
     for name, qrels in of_names.items():
-        rows = [row for row, question in enumerate(questions) if question.id in qrels]
-        if not rows:
+        judged = [question for question in questions if question.id in qrels]
+        if not judged:
             raise UserError(
                 f"{qrels_path(folder, name)}: judges no question of the queries file; check that the ids agree"
             )
-        splits[name] = Split([questions[row] for row in rows], rows, qrels)
+        splits[name] = TestSet(judged, Corpus([], [], []), qrels)
     return questions, splits
 
 
 def measure_altered(
-    search: Search, corpus: Corpus, split: Split, alterations: Mapping[str, Draws], names: Sequence[str], what: str
+    search: Search, on: TestSet, alterations: Mapping[str, Draws], names: Sequence[str], what: str
 ) -> AlteredValues:
     """Search with the original questions and with those of every draw.
 
     Args:
       search: the function that finds passages for questions.
-      corpus: the corpus to search; a passage that is an original question does not count as found, altered or not.
-      split: the questions and their judgements.
+      on: the original questions; a passage that is one of them does not count as found, altered or not.
       alterations: {name: the texts of each draw}.
       names: the metrics.
       what: the split's name in warnings.
     """
-    k, own = depth(names), own_ids(split.questions, corpus, split.qrels)
 
-    def values_of(questions: Sequence[Question]) -> Values:
-        return metrics.evaluate(split.qrels, run_of(search, questions, k, own), names, per_query=True)[1]
+    def values_of(texts: Sequence[str] | None = None) -> Values:
+        return on(on.search(search, depth(names), texts), names)
 
-    def altered(texts: Sequence[str]) -> list[Question]:
-        return [dataclasses.replace(question, text=text) for question, text in zip(split.questions, texts, strict=True)]
-
-    warn_of_missing(split.qrels, {question.id for question in split.questions}, what)
-    original = values_of(split.questions)
-    return AlteredValues(
-        original,
-        {name: [values_of(altered(texts)) for texts in draws] for name, draws in alterations.items()},
-    )
+    warn_of_missing(on.qrels or (), {question.id for question in on.questions}, what)
+    return AlteredValues(values_of(), {name: list(map(values_of, draws)) for name, draws in alterations.items()})
 
 
 def share_changed(originals: Sequence[str], draws: Draws, compared: Callable[[str], Any]) -> float:

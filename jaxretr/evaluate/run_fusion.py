@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,12 +11,13 @@ from typing import Literal
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_ids, without_own
+from jaxretr.data.question_identity import without_own
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_corpus, read_qrels
+from jaxretr.data.readers import read_qrels
 from jaxretr.data.run_reading import has_question_ids, read_run, write_trec
-from jaxretr.evaluate.evaluating import check_texts, judged_questions, questions_of
-from jaxretr.evaluate.measuring import depth, of_others, of_qrels, warn_of_own
+from jaxretr.data.runs import questions_of
+from jaxretr.evaluate.evaluating import check_texts, read_test_set
+from jaxretr.evaluate.measuring import TestSet, depth, warn_of_own
 from jaxretr.evaluate.weight_curve import Curve, trace
 from jaxretr.indexes.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
@@ -94,7 +95,7 @@ def fuse(
     elif corpus is not None or (queries is not None and all(map(has_question_ids, files))):
         option = "--queries" if corpus is None else "--corpus"
         raise UsageError(f"{option} belongs to --tune QRELS; leave it out")
-    questions = questions_of(queries)
+    questions = questions_of(queries or ())
     qrels = read_qrels(tune) if isinstance(tune, str | Path) else tune
     names = [str(run) if isinstance(run, str | Path) else f"run {number}" for number, run in enumerate(runs, start=1)]
     found = [
@@ -109,14 +110,11 @@ def fuse(
     how: Normalise = normalise or "none"
     curve = None
     if qrels is not None:
-        texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
-        own = own_ids(judged_questions(questions, qrels, queries, tune), texts, qrels)
-        metric = metric or "recall@100"
+        on = read_test_set(questions, corpus, qrels, (queries, tune))
         if corpus is None:
             for run, name in zip(found, names, strict=True):
                 warn_of_own(run, qrels, name)
-        alone = [of_others(run, own, len(texts), (metric,), name) for run, name in zip(found, names, strict=True)]
-        curve = _tuned(found, alone, names, qrels, metric, grid or "log", how, missing, own)
+        curve = _tuned(found, names, on, metric or "recall@100", grid or "log", how, missing)
         weights = [curve.choice.weight]
     return Fused(interpolate(found, [1.0, *(weights or ())], normalise=how, missing=missing, k=k), curve)
 
@@ -190,17 +188,15 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 def _tuned(
     runs: Sequence[Run],
-    alone: Sequence[Run],
     names: Sequence[str],
-    qrels: Mapping[str, Mapping[str, int]],
+    on: TestSet,
     metric: str,
     grid: str | Sequence[float],
     normalise: Normalise,
     missing: Sequence[Missing] | None,
-    own: Collection[str],
 ) -> Curve:
-    """The curve; `alone` are the runs without the hits that are the question itself, which those with ids in `own` have."""
-    k = depth((metric,)) + bool(own)
+    alone = [on.others(run, (metric,), name) for run, name in zip(runs, names, strict=True)]
+    k = depth((metric,)) + bool(on.own)
 
     def evaluate(weights: Sequence[float]) -> dict[float, Mapping[str, float]]:
         found = {}
@@ -212,8 +208,8 @@ def _tuned(
             else:
                 # The question itself is in what is fused, since it is in what is written: it only does not count.
                 whole = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=k)
-                fused = without_own(whole, own)
-            found[weight] = of_qrels(qrels, fused, (metric,))[metric]
+                fused = without_own(whole, on.own)
+            found[weight] = on(fused, (metric,))[metric]
         return found
 
     return trace(

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.run_reading import read_run
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate.measuring import Run, warn_of_missing
-from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import bootstrap_interval
 from jaxretr.evaluate.tables import Cell, Grid, Row

@@ -1,11 +1,16 @@
 """The searches that are measured on a corpus in memory: an encoder, one whose embeddings are stored, and BM25."""
 
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxretr.data.corpus import Corpus
-from jaxretr.evaluate.measuring import Search
+from jaxretr.data.questions import Question
+from jaxretr.evaluate.measuring import Run, Search, TestSet, depth
 from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
@@ -13,35 +18,90 @@ if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
     from jaxretr.embeddings.encoding import Encoder
     from jaxretr.models.text_encoder import TextEncoder
 
-__all__ = ["bm25_search", "encoder_search", "note_lengths", "read_lengths", "stored_search"]
+__all__ = ["EncoderSearch", "System", "bm25_search", "encoder_search", "find_all", "note_lengths", "stored_search"]
 
 log = logging.getLogger(__name__)
 
+System = tuple[str, Run | Callable[[Corpus], Search]]
+"""A system's name, and its run or a function that makes its search of a corpus."""
 
-def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
+
+@dataclass(frozen=True)
+class EncoderSearch:
+    """A `Search` with the embeddings of an encoder.
+
+    Attributes:
+      encoder: the encoder of the questions.
+      find: a function of embeddings float32 [B, D] and k that returns scores float32 [B, k] and passages' ids.
+      batch_size: questions per batch; None: chosen for the device.
+    """
+
+    encoder: "TextEncoder"
+    find: Callable[[np.ndarray, int], tuple[np.ndarray, Sequence[Sequence[str]]]]
+    batch_size: int | None
+
+    def __call__(self, questions: Sequence[Question], k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
+        from jaxretr.embeddings.encoding import encode_texts
+
+        return self.find(encode_texts(self.encoder, questions, self.batch_size), k)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The most tokens of a question, and of a passage, that the encoder reads."""
+        return self.encoder.config.max_question_length, self.encoder.config.max_passage_length
+
+
+def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> EncoderSearch:
     """Encode the corpus once; the returned function encodes questions and searches exactly."""
     from jaxretr.embeddings.encoding import encode_texts
     from jaxretr.indexes.exact import ExactIndex
 
     index = ExactIndex(encode_texts(encoder, corpus, batch_size), corpus.ids)
-    return lambda questions, k: index.search(encode_texts(encoder, questions, batch_size), k)
+    return EncoderSearch(encoder, index.search, batch_size)
 
 
-def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
+def stored_search(
+    encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None
+) -> EncoderSearch:
     """Search the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
-    from jaxretr.embeddings.encoding import encode_texts
     from jaxretr.indexes.searching import search_store
 
-    return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)
+    return EncoderSearch(encoder, functools.partial(search_store, store, ids), batch_size)
 
 
-def read_lengths(encoder: "TextEncoder") -> tuple[int, int]:
-    """The most tokens of a question, and of a passage, that an encoder reads."""
-    return encoder.config.max_question_length, encoder.config.max_passage_length
+def find_all(
+    systems: Sequence[System], on: TestSet, metrics: Sequence[str], first_hits: int = 0
+) -> list[tuple[str, Run]]:
+    """Search with each system, one after the other, and leave out the hits that are the question itself.
+
+    Args:
+      systems: the systems; runs are taken as they are.
+      on: the questions.
+      metrics: the metrics, which tell how many hits of a question are needed.
+      first_hits: the least hits of a question by the first system.
+
+    Returns:
+      Each system's name and run.
+    """
+    lengths: dict[str, tuple[int, int]] = {}
+
+    # A function, so that the embeddings of one system are freed before the next one's are computed.
+    def hits_of(name: str, make: Callable[[Corpus], Search], k: int) -> Run:
+        search = make(on.corpus)
+        if isinstance(search, EncoderSearch):
+            lengths[name] = search.lengths
+        return on.search(search, k)
+
+    found: list[tuple[str, Run]] = []
+    for name, one in systems:
+        k = max(depth(metrics), 0 if found else first_hits)
+        found.append((name, hits_of(name, one, k) if callable(one) else on.others(one, metrics, name)))
+    note_lengths(lengths)
+    return found
 
 
 def note_lengths(read: Mapping[str, tuple[int, int]]) -> None:
-    """Warn where models that are compared read different lengths: name -> `read_lengths`."""
+    """Warn where encoders that are compared read different lengths: name -> `EncoderSearch.lengths`."""
     if len(set(read.values())) > 1:
         each = ", ".join(f"{name} {question} and {passage}" for name, (question, passage) in read.items())
         log.warning("the models read different lengths, in tokens of a question and of a passage: %s", each)

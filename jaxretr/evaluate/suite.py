@@ -243,41 +243,35 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     Raises:
       UserError: there is no such folder.
     """
-    if isinstance(root, DataName):
-        return _named_sets(root, splits)
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
     found, skipped = [], {}
-    for folder in _folders(root):
-        name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
-        missing = [file for file in ("corpus.jsonl", "queries.jsonl") if _input(folder, file) is None]
-        there = beir_splits(folder)
+    for name, place in _places(root).items():
+        named = isinstance(place, DataName)
+        missing = [] if named else [file for file in ("corpus.jsonl", "queries.jsonl") if _input(place, file) is None]
+        there = beir_splits(place)
         split = next((split for split in splits if split in there), None)
         if missing:
             skipped[name] = f"it has no {' and no '.join(missing)}"
         elif split is None:
-            has = f"it has {', '.join(there)}" if there else "it has no judgements at all"
-            skipped[name] = f"no split {' or '.join(splits)} (qrels/{splits[0]}.tsv), {has}"
+            file, nothing = ("", "no judgements") if named else (f" (qrels/{splits[0]}.tsv)", "no judgements at all")
+            skipped[name] = f"no split {' or '.join(splits)}{file}, it has {', '.join(there) or nothing}"
         else:
-            found.append(DataSet(name, folder, split))
-    return sorted(found, key=lambda one: one.name), dict(sorted(skipped.items()))
-
-
-def _named_sets(root: DataName, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
-    """The collections that a name stands for: its own, or those of ir_datasets whose ids begin with it."""
-    if root.scheme == "ir_datasets" and (below := members(root.body)):
-        names = {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
-    else:
-        names = {root.body.rpartition("/")[2]: root}
-    found, skipped = [], {}
-    for name, collection in names.items():
-        there = collection.splits()
-        split = next((split for split in splits if split in there), None)
-        if split is None:
-            skipped[name] = f"no split {' or '.join(splits)}, it has {', '.join(there) or 'no judgements'}"
-        else:
-            found.append(DataSet(name, collection, split))
+            found.append(DataSet(name, place, split))
     return found, skipped
+
+
+def _places(root: Path) -> dict[str, Path]:
+    """The BEIR folders below a folder by name, sorted; or the collections that a name stands for, in their order."""
+    if isinstance(root, DataName):
+        if root.scheme == "ir_datasets" and (below := members(root.body)):
+            return {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
+        return {root.body.rpartition("/")[2]: root}
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
+    named = [
+        (place.relative_to(root).as_posix() if place != root else place.resolve().name, place)
+        for place in _folders(root)
+    ]
+    return dict(sorted(named))
 
 
 def _folders(root: Path) -> Iterator[Path]:

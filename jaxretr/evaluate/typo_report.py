@@ -1,9 +1,10 @@
 """The metrics of systems with and without typos in the questions: computed, and as JSON, tables, files and plots."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,49 +29,45 @@ class TypoReport(Results):
       questions: {split: number of judged questions}.
       changed: {split: {kind of typos: share of questions with a typo, over all draws; case and white space do not count}}.
       values: {split: {system: the metrics of every question}}, models first.
-      losses: {(split, metric): {(system, kind of typos): the cost}}.
-      differences: {(split, metric): {(model, kind of typos or `CLEAN`): the comparison of the questions' means over the
-        draws with those of the first model}}, corrected for all differences of the split and metric; none if there is one
-        model.
+      models: the number of systems that are models.
     """
 
     made: Mapping[str, object] | None
     questions: Mapping[str, int]
     changed: Mapping[str, Mapping[str, float]]
-    values: Mapping[str, Mapping[str, AlteredValues]] = field(compare=False)
-    losses: Mapping[tuple[str, str], Mapping[tuple[str, str], Robustness]]
-    differences: Mapping[tuple[str, str], Mapping[tuple[str, str], Corrected]]
+    values: Mapping[str, Mapping[str, AlteredValues]]
+    models: int
 
-    @classmethod
-    def of(
-        cls,
-        made: Mapping[str, object] | None,
-        questions: Mapping[str, int],
-        changed: Mapping[str, Mapping[str, float]],
-        values: Mapping[str, Mapping[str, AlteredValues]],
-        models: int,
-    ) -> "TypoReport":
-        """Compare typos with clean questions for every system, and the models with the first of them.
+    @functools.cached_property
+    def losses(self) -> dict[tuple[str, str], dict[tuple[str, str], Robustness]]:
+        """{(split, metric): {(system, kind of typos): the cost}}."""
+        return {
+            (split, metric): {
+                (system, kind): found.robustness(kind, metric)
+                for system, found in of_systems.items()
+                for kind in self.changed[split]
+            }
+            for split, of_systems in self.values.items()
+            for metric in next(iter(of_systems.values())).original
+        }
 
-        Args:
-          made, questions, changed, values: the attributes.
-          models: the number of systems that are models.
+    @functools.cached_property
+    def differences(self) -> dict[tuple[str, str], dict[tuple[str, str], Corrected]]:
+        """The models compared with the first: {(split, metric): {(model, kind of typos or `CLEAN`): the comparison}}.
+
+        The questions' means over the draws are compared, and the p-values corrected for all models and kinds of the split and
+        metric; there is none with one model.
         """
-        losses, differences = {}, {}
-        for split, of_systems in values.items():
-            first = next(iter(of_systems.values()))
-            pairs = [(name, kind) for name in list(of_systems)[1:models] for kind in (CLEAN, *changed[split])]
-            for metric in first.original:
-                losses[split, metric] = {
-                    (system, kind): found.robustness(kind, metric)
-                    for system, found in of_systems.items()
-                    for kind in changed[split]
-                }
-                compared = [
-                    compare(of_systems[name].means(kind, metric), first.means(kind, metric)) for name, kind in pairs
-                ]
-                differences[split, metric] = dict(zip(pairs, corrected(compared), strict=True))
-        return cls(made, questions, changed, values, losses, differences)
+        differences = {}
+        for split, metric in self.losses:
+            models = dict(list(self.values[split].items())[: self.models])
+            compared = {
+                (name, kind): compare(found.means(kind, metric), next(iter(models.values())).means(kind, metric))
+                for name, found in list(models.items())[1:]
+                for kind in (CLEAN, *self.changed[split])
+            }
+            differences[split, metric] = dict(zip(compared, corrected(list(compared.values())), strict=True))
+        return differences
 
     def __repr__(self) -> str:
         losses: dict[str, Any] = {split: {} for split in self.questions}

@@ -1,5 +1,6 @@
 """`jaxretr.evaluate_typos`: the cost of typos in the questions for models and BM25 on a BEIR folder."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.typos import PROFILES, TypoGenerator, generators
 from jaxretr.embeddings.encoding import Encoder, loaded, name_of
 from jaxretr.evaluate import metrics as measures
-from jaxretr.evaluate.measuring import OF_QRELS, Search
-from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
-from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
+from jaxretr.evaluate.measuring import OF_QRELS, Search, TestSet
+from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Draws, measure_altered, read_splits, share_changed
+from jaxretr.evaluate.searches import EncoderSearch, bm25_search, encoder_search, note_lengths
 from jaxretr.evaluate.typo_report import TypoReport
 from jaxretr.runtime.errors import UsageError, UserError
 
@@ -66,8 +67,10 @@ def evaluate_typos(
     typed = _read_typed(queries or {}, questions, of_names)
     if clash := typed.keys() & {*made, CLEAN}:
         raise UsageError(f"queries named '{min(clash)}': the name is taken; choose another one")
-    typos = {name: _typos(split, made, draws, typed) for name, split in of_names.items()}
+    rows = {question.id: row for row, question in enumerate(questions)}
+    typos = {name: _typos(split.questions, rows, made, draws, typed) for name, split in of_names.items()}
     corpus = read_corpus(beir)
+    of_names = {name: dataclasses.replace(split, corpus=corpus) for name, split in of_names.items()}
     models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
     values: dict[str, dict[str, AlteredValues]] = {name: {} for name in of_names}
 
@@ -76,14 +79,13 @@ def evaluate_typos(
     def measure(name: str, search: Search) -> None:
         system = _unused(name, next(iter(values.values())))
         log.info("measuring %s", system)
+        if isinstance(search, EncoderSearch):
+            lengths[system] = search.lengths
         for split, of_system in values.items():
-            of_system[system] = measure_altered(
-                search, corpus, of_names[split], typos[split], metrics, f"{beir}, {split}"
-            )
+            of_system[system] = measure_altered(search, of_names[split], typos[split], metrics, f"{beir}, {split}")
 
     for model in models:  # One at a time: its embeddings are freed before the next one's are computed.
         encoder = loaded(model)
-        lengths[_unused(name_of(encoder), lengths)] = read_lengths(encoder)
         measure(name_of(encoder), encoder_search(encoder, corpus, batch_size))
     note_lengths(lengths)
     if bm25:
@@ -95,8 +97,8 @@ def evaluate_typos(
         }
         for name, split in of_names.items()
     }
-    judged = {name: len(split.qrels) for name, split in of_names.items()}
-    return TypoReport.of(_settings(made, draws, misspellings), judged, changed, values, len(models))
+    judged = {name: len(split.qrels or ()) for name, split in of_names.items()}
+    return TypoReport(_settings(made, draws, misspellings), judged, changed, values, len(models))
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:
@@ -111,18 +113,22 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _typos(
-    split: Split, makers: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
+    questions: Sequence[Question],
+    row_of: Mapping[str, int],
+    makers: Mapping[str, TypoGenerator],
+    draws: int,
+    typed: Mapping[str, Sequence[Mapping[str, str]]],
 ) -> dict[str, Draws]:
     """The questions of each draw, by kind; generated ones equal those in the files that `jaxretr typos` writes."""
+    texts, rows = [question.text for question in questions], [row_of[question.id] for question in questions]
     made: dict[str, Draws] = {
-        profile: [generator.texts(split.texts, draw, split.rows) for draw in range(draws)]
-        for profile, generator in makers.items()
+        profile: [generator.texts(texts, draw, rows) for draw in range(draws)] for profile, generator in makers.items()
     }
-    return made | {kind: [[texts[q.id] for q in split.questions] for texts in files] for kind, files in typed.items()}
+    return made | {kind: [[of_file[q.id] for q in questions] for of_file in files] for kind, files in typed.items()}
 
 
 def _read_typed(
-    files: Mapping[str, Sequence[_Path]], questions: Sequence[Question], splits: Mapping[str, Split]
+    files: Mapping[str, Sequence[_Path]], questions: Sequence[Question], splits: Mapping[str, TestSet]
 ) -> dict[str, list[dict[str, str]]]:
     """Read questions with typos from files.
 

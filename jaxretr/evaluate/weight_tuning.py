@@ -266,9 +266,9 @@ def _blocks_of(
     return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in range(0, len(embeddings), _BLOCK_ROWS))
 
 
-def _sums(passages: Sequence[Blocks], size: int) -> Iterator[np.ndarray]:
+def _sums(passages: Sequence[Blocks]) -> Iterator[np.ndarray]:
     """Yield the sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
-    streams = [pieces(blocks(), size, "passages") for blocks in passages]
+    streams = ((np.asarray(piece, np.float32) for piece in pieces(blocks())) for blocks in passages)
     yield from (one + other for one, other in zip(*streams, strict=True))
 
 
@@ -287,8 +287,7 @@ def _search_grid(
     if how == "sum":
         alone = [weight for weight in weights if weight in (0, math.inf)]
         between = [weight for weight in weights if weight not in alone]
-        size = questions[0].shape[1]
-        summed = [lambda: _sums(passages, size)] * 2
+        summed = [lambda: _sums(passages)] * 2
         found = _search_grid(alone, "concatenate", questions, passages, ids, dev) if alone else {}
         return found | _search_grid(between, "concatenate", questions, summed, ids, dev)
     with Progress(len(ids), "passage", f"searched with {len(weights)} weights") as progress:

@@ -1,5 +1,7 @@
 """`jaxretr.word_order`: the effect of the order of a question's words on a model's metrics."""
 
+import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,14 +35,20 @@ class WordOrder(Results):
       reordered: {split: share of questions whose words are in another order after shuffling, over all shuffles}.
       values: {split: the metrics of every question}.
       seeds: the seeds of the shuffles, whose mean is compared.
-      metrics: {split: {metric: the shuffled questions compared with the original ones}}.
     """
 
     questions: Mapping[str, int]
     reordered: Mapping[str, float]
     values: Mapping[str, AlteredValues]
     seeds: Sequence[int]
-    metrics: Mapping[str, Mapping[str, Robustness]]
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, dict[str, Robustness]]:
+        """{split: {metric: the shuffled questions compared with the original ones}}."""
+        return {
+            split: {metric: found.robustness(_SHUFFLED, metric) for metric in found.original}
+            for split, found in self.values.items()
+        }
 
     def __repr__(self) -> str:
         return f"WordOrder({', '.join(self.questions)}; {len(self.seeds)} shuffles)"
@@ -121,7 +129,8 @@ def word_order(
     for name, split in of_names.items():
         draws = [[shuffle_words(text, seed) for text in split.texts] for seed in seeds]
         what = f"{folder.name}, {name}"
-        values[name] = measure_altered(search, corpus, split, {_SHUFFLED: draws}, metrics, what)
+        on = dataclasses.replace(split, corpus=corpus)
+        values[name] = measure_altered(search, on, {_SHUFFLED: draws}, metrics, what)
         reordered[name] = share_changed(split.texts, draws, str.split)
         if reordered[name] < 0.5:
             log.warning(
@@ -129,7 +138,5 @@ def word_order(
                 what,
                 100 * reordered[name],
             )
-    compared = {
-        name: {metric: found.robustness(_SHUFFLED, metric) for metric in metrics} for name, found in values.items()
-    }
-    return WordOrder({name: len(of_names[name].qrels) for name in of_names}, reordered, values, list(seeds), compared)
+    judged = {name: len(split.qrels or ()) for name, split in of_names.items()}
+    return WordOrder(judged, reordered, values, list(seeds))

@@ -13,9 +13,10 @@ from command_errors import the_error
 from jaxretr import cli
 from jaxretr.data.readers import read_qrels
 from jaxretr.data.run_reading import read_trec, write_trec
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.plots import band, cuts_to
-from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap
 from jaxretr.evaluate.significance import bootstrap_interval, compare, holm
 from jaxretr.evaluate.tables import Cell, Grid, Row, as_latex, as_markdown, as_text, latex_escaped
 

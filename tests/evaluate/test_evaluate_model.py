@@ -4,8 +4,9 @@ import gc
 import json
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from jaxretr.data.readers import read_beir
 from jaxretr.data.run_reading import write_trec
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import run_of
-from jaxretr.evaluate.searches import bm25_search
+from jaxretr.evaluate.measuring import TestSet, run_of
+from jaxretr.evaluate.searches import bm25_search, find_all
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.models.dual_encoder import DualEncoder
 
@@ -209,3 +210,25 @@ def test_a_report_by_judgements_does_not_keep_the_passages_in_memory():
     del corpus
     gc.collect()
     assert there() is None and list(report.means.values()) == [{"ndcg@10": 1.0, "mrr@10": 1.0, "recall@100": 1.0}] * 2
+
+
+def test_the_embeddings_of_one_system_are_freed_before_the_next_ones_are_computed() -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class Search:
+        def __call__(self, questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
+            return np.ones((len(questions), 1), np.float32), [["p"]] * len(questions)
+
+    def make(corpus: Corpus) -> Search:
+        assert not alive
+        search = Search()
+        alive.add(search)
+        return search
+
+    on = TestSet([Question("q", "who?")], Corpus(["p"], [""], ["she"]), {"q": {"p": 1}})
+    systems = [("a", make), ("read", {"q": {"x": 2.0}}), ("b", make)]
+    assert find_all(systems, on, ["mrr@10"]) == [
+        ("a", {"q": {"p": 1.0}}),
+        ("read", {"q": {"x": 2.0}}),
+        ("b", {"q": {"p": 1.0}}),
+    ]

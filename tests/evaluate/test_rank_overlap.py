@@ -7,8 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate.metrics import evaluate
-from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap
 from jaxretr.runtime.errors import UserError
 
 # Deep enough that what lies below is lost in rounding: .9 ** 1500 is 1e-69.

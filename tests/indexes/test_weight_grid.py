@@ -1,13 +1,15 @@
 """The whole grid in one pass gives what a search with each weight gives, and the best weight is the one stated."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.exact.slabs import Slab
 from jaxretr.indexes.hybrid import weight_grid
 from jaxretr.indexes.hybrid.weight_choice import PAPER, adaptive_grid, balancing_weight, choose
 from jaxretr.indexes.hybrid.weight_grid import search_weights
@@ -126,10 +128,14 @@ def test_scores_that_rise_to_the_end_enter_late(mesh1: jax.sharding.Mesh) -> Non
 def test_only_a_slab_is_on_the_devices_and_one_pass_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_grid, "_SLAB_ROWS", 1024)
     placed: list[int] = []
-    put = weight_grid.put_rows
-    monkeypatch.setattr(
-        weight_grid, "put_rows", lambda mesh, x, shape, t: placed.append(len(x)) or put(mesh, x, shape, t)
-    )
+    cut = weight_grid.cut_to_slabs
+
+    def counted(*given: Any, **settings: Any) -> Iterator[Slab]:
+        for slab in cut(*given, **settings):
+            placed.append(slab.count)
+            yield slab
+
+    monkeypatch.setattr(weight_grid, "cut_to_slabs", counted)
     p, q = normal(2500, 4), normal(3, 4, seed=2)
     search_weights((q, (p[i : i + 100] for i in range(0, 2500, 100))), (q, [p]), WEIGHTS, 5)
     assert placed == [1024, 1024, 1024, 1024, 452, 452]
@@ -142,7 +148,8 @@ def test_only_a_slab_is_on_the_devices_and_one_pass_is_made(monkeypatch: pytest.
         (((2, 3), [(5, 3)]), ((2, 4), []), [1], 2, "one model has 0 passages and the other has more"),
         (((2, 3), []), ((2, 4), []), [1], 2, "no passages to search"),
         (((2, 3), [(5, 3)]), ((3, 4), [(5, 4)]), [1], 2, "2 questions by the first model, 3 by the second"),
-        (((2, 3), [(5, 4)]), ((2, 4), [(5, 4)]), [1], 2, "first passages: 4 dimensions, but their questions have 3"),
+        (((2, 3), [(5, 4)]), ((2, 4), [(5, 4)]), [1], 2, "first passages: .* 4 columns, the questions have 3"),
+        (((2, 3), [(5, 3), (5, 4)]), ((2, 4), [(10, 4)]), [1], 2, r"\[5, 4\] after \[5, 3\]; use one model"),
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [-1], 2, "must be float32 numbers from 0"),
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [1e39], 2, "must be float32 numbers from 0"),
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [], 2, "at least one"),

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxretr.data.runs import ranked_ids, single_precision
 from jaxretr.runtime.errors import UserError
 
 Run = Mapping[str, Mapping[str, float]]
@@ -102,7 +103,7 @@ def reciprocal_rank(
     def fuse(question_id: str) -> dict[str, float]:
         terms: dict[str, list[float]] = {}
         for run in runs:
-            ranked = _ranked(_single(question_id, run.get(question_id, {})))
+            ranked = ranked_ids(_single(question_id, run.get(question_id, {})))
             for rank, passage_id in enumerate(ranked, start=1):
                 terms.setdefault(passage_id, []).append(1 / (constant + rank))
         return {passage_id: math.fsum(of_runs) for passage_id, of_runs in terms.items()}
@@ -120,25 +121,19 @@ def _of_all_questions(
     fused = {}
     for question_id in dict.fromkeys(name for run in runs for name in run):
         scores = _single(question_id, fuse(question_id))
-        fused[question_id] = {passage_id: scores[passage_id] for passage_id in _ranked(scores)[:k]}
+        fused[question_id] = {passage_id: scores[passage_id] for passage_id in ranked_ids(scores, k)}
     return fused
 
 
 def _single(question_id: str, hits: Mapping[str, float]) -> dict[str, float]:
     """The scores rounded to float32."""
-    with np.errstate(over="ignore"):  # Reported below.
-        values = np.fromiter(hits.values(), np.float64, len(hits)).astype(np.float32)
+    values = single_precision(hits)  # Infinite where that overflows, which is reported.
     if not np.isfinite(values).all():
         passage_id = list(hits)[int((~np.isfinite(values)).argmax())]
         raise UserError(
             f"the score of passage '{passage_id}' for question '{question_id}' is not a finite float32; correct the run"
         )
     return dict(zip(hits, values.tolist(), strict=True))
-
-
-def _ranked(scores: Mapping[str, float]) -> list[str]:
-    """Passage ids, best first; equal scores by id, descending."""
-    return [passage_id for _, passage_id in sorted(((score, name) for name, score in scores.items()), reverse=True)]
 
 
 def _in_unit_interval(hits: Mapping[str, float], low: float) -> dict[str, float]:

@@ -5,6 +5,7 @@ all scores, and no second pass. `weight_choice` has the grids, and chooses.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,9 +16,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxretr.indexes.exact.host_rows import checked_matrix
+from jaxretr.indexes.exact.slabs import cut_to_slabs
 from jaxretr.indexes.topk import BLOCK_ROWS, GROUP, NO_ROW, block_candidates, inner_products, select_best
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, replicate, to_host
+from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate, to_host
 
 # Passages on the devices at a time, of each of the two models: 100 MB of 768 dimensions.
 _SLAB_ROWS = 32_768
@@ -64,7 +67,7 @@ def search_weights(
         raise UserError(f"k={k} must be at least 1")
     mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
     factors = replicate(mesh, _factors(weights))
-    questions = _matrix(first[0], "first questions"), _matrix(second[0], "second questions")
+    questions = checked_matrix(first[0], None, "first questions"), checked_matrix(second[0], None, "second questions")
     count = len(questions[0])
     if len(questions[1]) != count:
         raise UserError(
@@ -186,16 +189,6 @@ def _factors(weights: Sequence[float]) -> np.ndarray:
     return np.array([(0, 1) if math.isinf(weight) else (1, weight) for weight in weights], np.float32)
 
 
-def _matrix(values: np.ndarray, what: str, start: int = 0) -> np.ndarray:
-    array = np.asarray(values, np.float32)
-    if array.ndim != 2 or not array.shape[1]:
-        raise UserError(f"{what}: expected numbers [rows, dimensions], got {list(array.shape)}")
-    finite = np.isfinite(array).all(axis=1)
-    if not finite.all():
-        raise UserError(f"{what}: row {start + int(np.argmin(finite))} contains NaN or infinity; encode it again")
-    return array
-
-
 def _padded(questions: np.ndarray) -> np.ndarray:
     size = next(size for size in _BATCHES if size >= len(questions))
     return np.pad(questions, ((0, size - len(questions)), (0, 0)))
@@ -206,46 +199,34 @@ def _slabs(
 ) -> Iterator[tuple[jax.Array, jax.Array, int]]:
     """Yield the same rows of both streams on the devices, padded to one shape, and the number of real rows."""
     names = ("first passages", "second passages")
-    first, second = (pieces(blocks, size, name) for blocks, size, name in zip(streams, sizes, names, strict=True))
-    rows = shape = 0
-    while True:
-        one, other = next(first, None), next(second, None)
-        if one is None and other is None:
-            return
-        counts = [0 if piece is None else len(piece) for piece in (one, other)]
-        if counts[0] != counts[1] or one is None or other is None:
-            raise UserError(
-                f"one model has {rows + min(counts)} passages and the other has more; encode the same corpus with both"
-            )
-        rows += counts[0]
-        shape = shape or padded_rows(counts[0], mesh)
-        placed = [put_rows(mesh, piece, (shape, piece.shape[1]), np.float32) for piece in (one, other)]
-        yield placed[0], placed[1], counts[0]
+    slabs = (
+        cut_to_slabs(mesh, pieces(blocks), np.dtype(np.float32), name, dim=size)
+        for blocks, size, name in zip(streams, sizes, names, strict=True)
+    )
+    rows = 0
+    for one, other in itertools.zip_longest(*slabs):
+        if one is None or other is None or one.count != other.count:
+            least = rows + min(0 if slab is None else slab.count for slab in (one, other))
+            raise UserError(f"one model has {least} passages and the other has more; encode the same corpus with both")
+        rows += one.count
+        yield one.rows, other.rows, one.count
 
 
-def pieces(blocks: Iterable[np.ndarray], size: int, what: str) -> Iterator[np.ndarray]:
-    """Cut and join blocks to float32 pieces that have the same number of rows, whatever the blocks', but the last.
-
-    Args:
-      blocks: [n, D], in the order of rows.
-      size: D.
-      what: their name in errors.
+def pieces(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Cut and join blocks [n, D] to pieces that have the same number of rows, whatever the blocks', but the last.
 
     Raises:
-      UserError: another D, NaN or infinity.
+      UserError: blocks with another D than those before.
     """
     held: list[np.ndarray] = []
-    rows = 0
     for block in blocks:
+        if held and held[0].shape[1:] != block.shape[1:]:
+            raise UserError(f"a block of embeddings is {list(block.shape)} after {list(held[0].shape)}; use one model")
         for start in range(0, len(block), _SLAB_ROWS):
-            piece = _matrix(block[start : start + _SLAB_ROWS], what, rows)
-            if piece.shape[1] != size:
-                raise UserError(f"{what}: {piece.shape[1]} dimensions, but their questions have {size}; use one model")
-            rows += len(piece)
-            held.append(piece)
+            held.append(block[start : start + _SLAB_ROWS])
             if sum(map(len, held)) >= _SLAB_ROWS:
-                joined = np.concatenate(held)
+                joined = held[0] if len(held) == 1 else np.concatenate(held)
                 yield joined[:_SLAB_ROWS]
-                held = [joined[_SLAB_ROWS:]]
-    if held and (rest := np.concatenate(held)).size:
-        yield rest
+                held = [joined[_SLAB_ROWS:]] if len(joined) > _SLAB_ROWS else []
+    if held:
+        yield np.concatenate(held)

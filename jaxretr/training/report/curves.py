@@ -34,14 +34,14 @@ Point = tuple[int, float]
 """A step, and a value."""
 
 
-class Curve(NamedTuple):
+class Panel(NamedTuple):
     """A panel with the curves of one metric."""
 
     metric: str
     svg: str
 
 
-def draw(runs: Sequence[RunFiles]) -> list[Curve]:
+def draw(runs: Sequence[RunFiles]) -> list[Panel]:
     """Draw a panel for each metric that was reported at several steps, with a line for each run that reports it.
 
     A name under which both training and evaluation report, such as the loss, gets a panel for each.
@@ -51,7 +51,7 @@ def draw(runs: Sequence[RunFiles]) -> list[Curve]:
         for name, points in _series(run).items():
             found.setdefault(name, [[] for _ in runs])[number] = points
     names = sorted((name for name, lines in found.items() if max(map(len, lines)) > 1), key=_place)
-    return [Curve(name, _panel(name, found[name])) for name in names[:_MOST]]
+    return [Panel(name, _panel(name, found[name])) for name in names[:_MOST]]
 
 
 def _series(run: RunFiles) -> dict[str, list[Point]]:

@@ -7,14 +7,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxretr.config import to_json
 from jaxretr.evaluate.measuring import TestSet
 from jaxretr.evaluate.report import LEVEL, Report
 from jaxretr.evaluate.significance import bootstrap_interval, printed_p
+from jaxretr.evaluate.tables import Cell
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.training.report import curves, searches
@@ -25,15 +27,6 @@ from jaxretr.version import __version__
 log = logging.getLogger(__name__)
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-
-
-class Cell(NamedTuple):
-    """A mean with its interval, in the form that is printed."""
-
-    mean: str
-    interval: str
-    best: bool
-    marked: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,8 +174,8 @@ def _page(runs: Sequence[RunFiles], comparison: Report | None, examples: Sequenc
     )
 
 
-def _rows(comparison: Report) -> list[tuple[str, list[Cell]]]:
-    """The rows of the table: each system's means in percent with their bootstrap intervals."""
+def _rows(comparison: Report) -> list[tuple[str, list[tuple[Cell, str]]]]:
+    """The rows of the table: each system's means in percent, each with its bootstrap interval."""
     rows = []
     for place, name in enumerate(comparison.names):
         cells = []
@@ -192,15 +185,17 @@ def _rows(comparison: Report) -> list[tuple[str, list[Cell]]]:
             best = max(comparison.mean(other, metric) for other in range(len(comparison.names)))
             mean = comparison.mean(place, metric)
             interval = f"{100 * low:.1f} – {100 * high:.1f}"  # noqa: RUF001
-            cells.append(Cell(f"{100 * mean:.1f}", interval, mean == best, comparison.differs(place, metric)))
+            cells.append((Cell(f"{100 * mean:.1f}", mean == best, comparison.differs(place, metric)), interval))
         rows.append((name, cells))
     return rows
 
 
 def _changed(run: RunFiles) -> list[tuple[str, Any]]:
     """The settings that differ from the defaults of this kind of run."""
-    usual = _flat(_defaults(type(run.config), run.config))
-    found = _flat(to_json(run.config))
+    # Names as on the command line: {"train.steps": 100}.
+    usual, found = (
+        flatten_dict(values, sep=".") for values in (_defaults(type(run.config), run.config), to_json(run.config))
+    )
     return [(name, value) for name, value in found.items() if name not in usual or usual[name] != value]
 
 
@@ -217,11 +212,3 @@ def _defaults(kind: Any, values: Any) -> dict[str, Any]:
         elif dataclasses.is_dataclass(value):
             found[each.name] = _defaults(type(value), value)
     return json.loads(json.dumps(found))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their names on the command line: {"train.steps": 100}."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found

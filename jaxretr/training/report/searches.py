@@ -1,15 +1,17 @@
 """The systems that a report compares: BM25, the encoder that a run began with, and the encoder that it became."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeGuard
 
-from jaxretr.config import ArtConfig, ContrastiveConfig
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.readers import read_beir
 from jaxretr.embeddings.encoding import Encoder
-from jaxretr.evaluate.measuring import OF_ANSWERS, Run, TestSet, depth
+from jaxretr.evaluate.measuring import OF_ANSWERS, TestSet
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
+from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import HeldNotes
@@ -61,10 +63,15 @@ def _inputs_of(run: RunFiles) -> Iterator[None]:
         ) from error
 
 
+def _begins_with_model(config: Config) -> TypeGuard[ArtConfig | ContrastiveConfig]:
+    """Whether the weights of a run's encoder are those of a model, not random."""
+    return isinstance(config, ArtConfig | ContrastiveConfig) and config.encoder.fresh is None
+
+
 def before(run: RunFiles) -> Encoder | None:
     """The model that a run began with; None where its weights were random."""
     config = run.config
-    if not isinstance(config, ArtConfig | ContrastiveConfig) or config.encoder.fresh is not None:
+    if not _begins_with_model(config):
         return None
     with _inputs_of(run):
         model = load_model(config.encoder, config.joint, config.train.seed)
@@ -78,19 +85,10 @@ def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
       The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.
     """
     metrics = OF_ANSWERS if on.qrels is None else METRICS
-    k = depth(metrics)
-    found: list[tuple[str, Run]] = [(BM25, on.search(bm25_search(on.corpus), k))]
-    first, *others = runs
 
-    lengths: dict[str, tuple[int, int]] = {}
+    def system(name: str, load: Callable[[], Any]) -> System:
+        return name, lambda corpus: encoder_search(load(), corpus, None)
 
-    def searched(name: str, encoder: Encoder) -> Run:
-        lengths[name] = read_lengths(encoder)
-        return on.search(encoder_search(encoder, on.corpus, None), k)
-
-    if (start := before(first)) is not None:
-        found.append((BEFORE, searched(BEFORE, start)))
-    found += [(run.name, searched(run.name, load_encoder(run.model))) for run in others if run.model is not None]
-    found.insert(0, (first.name, searched(first.name, load_encoder(str(first.model)))))
-    note_lengths(lengths)
-    return Report.of(found, on, metrics)
+    of_runs = [system(run.name, partial(load_encoder, str(run.model))) for run in runs if run.model is not None]
+    began = [system(BEFORE, partial(before, runs[0]))] if _begins_with_model(runs[0].config) else []
+    return Report.of(find_all([of_runs[0], (BM25, bm25_search), *began, *of_runs[1:]], on, metrics), on, metrics)

@@ -11,8 +11,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.pairs import Pair
 from jaxretr.data.question_identity import own_rows
 from jaxretr.data.run_reading import read_run
+from jaxretr.data.runs import ranked_ids
 from jaxretr.embeddings.pair_scores import score_pairs
-from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.pair_scorer import CrossEncoder

@@ -1,9 +1,11 @@
 """MLflow (`pip install 'jaxretr[mlflow]'`): a tracking server, or a SQLite file."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from flax.traverse_util import flatten_dict
 
 from jaxretr.config import Config, to_json
 from jaxretr.runtime.errors import import_extra
@@ -34,7 +36,8 @@ class MLflow:
             found = self.client.get_experiment_by_name(project)
             experiment = found.experiment_id if found else self.client.create_experiment(project)
             self.id = self.client.create_run(experiment, run_name=name).info.run_id
-            params = [self.entities.Param(key, str(value)[:_CHARACTERS]) for key, value in _flat(to_json(config))]
+            settings = flatten_dict(to_json(config), sep=".")
+            params = [self.entities.Param(key, str(value)[:_CHARACTERS]) for key, value in settings.items()]
             for first in range(0, len(params), _PARAMS):
                 self.client.log_batch(self.id, params=params[first : first + _PARAMS])
             note_id(folder, "mlflow", self.id)
@@ -69,11 +72,3 @@ class MLflow:
 def _name(metric: str) -> str:
     """MLflow's names have no "@": recall@20 is recall_at_20."""
     return metric.replace("@", "_at_")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -236,7 +236,7 @@ def test_the_intervals_are_of_the_means(runs: Path) -> None:
     from jaxretr.training.report.run_report import _rows
 
     for _, cells in _rows(found):
-        for cell in cells:
-            low, high = map(float, re.findall(r"[\d.]+", cell.interval))
-            assert low <= float(cell.mean) <= high
+        for cell, interval in cells:
+            low, high = map(float, re.findall(r"[\d.]+", interval))
+            assert low <= float(cell.text) <= high
     assert np.isfinite(found.mean(0, "ndcg@10"))
