@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes.certificate import certain_recall
+from jaxretr.indexes.recall import certain_recall, ladder
 
-# Rungs of the ladders of leaves and of candidates, each this many times the one before.
-_STEP = 1.35
-
-# Parts into which the steps below and above a target's fastest rung of leaves are then divided.
+# Parts into which the steps below and above a target's fastest rung of leaves are divided.
 _PARTS = 3
 
 # The most candidates that are tried: this many, or this many times k.
@@ -69,6 +66,11 @@ class Setting:
     certain: float
     reached: bool
     filters: tuple[FilterSetting, ...] = ()
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        """See `recall.Setting`."""
+        return {"leaves": self.leaves, "candidates": self.candidates}
 
     def with_share(self, share: float) -> FilterSetting | None:
         """The setting for a filter that allows a share of the rows; None: score every allowed row."""
@@ -137,14 +139,6 @@ def tune(
     for some in sorted(between):
         measure(some)
     return _fastest(measured, search, targets, len(exact), clock) if between else settings
-
-
-def ladder(first: int, last: int) -> list[int]:
-    """Whole numbers from first to last, each about a third more than the one before."""
-    rungs = [first]
-    while rungs[-1] < last:
-        rungs.append(min(last, max(rungs[-1] + 1, round(rungs[-1] * _STEP))))
-    return rungs
 
 
 def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
