@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jaxretr.indexes import question_sets
 from jaxretr.indexes.measuring import Asked, Search, certify, measure_recalls
 from jaxretr.indexes.question_sets import Questions
-from jaxretr.indexes.recall import Certificate, certain_recall, ladder, of_target
+from jaxretr.indexes.recall import Certificate, Target, certain_recall, ladder, of_target
 from jaxretr.indexes.source import IndexSource
 
 log = logging.getLogger(__name__)
@@ -36,23 +36,14 @@ WidthSearch = Callable[[np.ndarray, int, int], Sequence[Sequence[int] | NDArray[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Width:
+class Width(Target):
     """The width of the graph's search that reaches a target.
 
     Attributes:
-      target: recall@k asked for.
       width: candidates that the graph's search holds; 0 where every row is scored.
-      reached: whether the tuning questions showed the target with 99% certainty.
     """
 
-    target: float
     width: int
-    reached: bool
-
-    @property
-    def knobs(self) -> dict[str, int]:
-        """See `recall.Setting`."""
-        return {"width": self.width}
 
 
 def width_of(settings: Sequence[Width], target: float | None, index: str) -> int:

@@ -111,7 +111,7 @@ def certify(
             reached=setting.reached,
             recalls=found,
             **measure_speed((timed or at)(setting), asked.vectors, k),
-            **setting.knobs,
+            **setting.knobs(),
         )
         for setting, found in zip(settings, recalls, strict=True)
     ]

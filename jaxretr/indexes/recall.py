@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,22 +34,29 @@ _STEP = 1.35
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-class Setting(Protocol):
-    """The way of a kind of index to reach a target; see `Line`.
+# Fields of a kind's settings, which are fields of `Line` too.
+_KNOBS = ("leaves", "candidates", "width")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A target of recall; the class of a kind's settings adds what reaches it.
 
     Attributes:
-      knobs: the values of the fields of `Line` that belong to the kind.
+      target: recall@k asked for.
+      reached: whether the tuning questions showed it with 99% certainty.
     """
 
-    @property
-    def target(self) -> float: ...
-    @property
-    def reached(self) -> bool: ...
-    @property
-    def knobs(self) -> dict[str, int]: ...
+    target: float
+    reached: bool
+
+    def knobs(self) -> dict[str, int]:
+        """The values that reach the target, by their names in `Line`."""
+        values = {name: getattr(self, name, None) for name in _KNOBS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
-S = TypeVar("S", bound=Setting)
+S = TypeVar("S", bound=Target)
 
 
 def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
@@ -114,13 +121,11 @@ class Recall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Target):
     """The recall and the speed of one target's setting.
 
     Attributes:
-      target: recall@`tuned_k` asked for.
       tuned_k: the depth of the target.
-      reached: whether the tuning questions showed it with 99% certainty.
       recalls: the recalls at `tuned_k` (first), 10 and 100.
       batch_per_second: questions, one thread, all in one batch, `tuned_k` results.
       single_per_second: questions one by one, one thread.
@@ -130,9 +135,7 @@ class Line:
       width: of a database: candidates that the graph's search holds.
     """
 
-    target: float
     tuned_k: int
-    reached: bool
     recalls: tuple[Recall, ...]
     batch_per_second: float
     single_per_second: float
@@ -141,15 +144,6 @@ class Line:
     leaves: int | None = None
     candidates: int | None = None
     width: int | None = None
-
-    def cells(self) -> dict[str, str]:
-        """The settings of the kind of index, for people."""
-        values = {name: getattr(self, name) for name in ("leaves", "candidates", "width")}
-        return {
-            name: "-" if name == "leaves" and not value else f"{value}"
-            for name, value in values.items()
-            if value is not None
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +223,7 @@ class Certificate:
 
 
 # Names of the fields of one kind of index, which the JSON of another one lacks.
-_OF_A_KIND = {"leaves", "candidates", "width", "index", "train_rows", "engine", "filters"}
+_OF_A_KIND = {*_KNOBS, "index", "train_rows", "engine", "filters"}
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -263,12 +257,12 @@ def table(certificate: Certificate) -> str:
     c = certificate
     of = "questions" if c.of == "questions" else "passages of the index that stood in for questions"
     names = [f"recall@{found.k} (95% interval)" for found in c.lines[0].recalls] if c.lines else []
-    knobs = list(c.lines[0].cells()) if c.lines else []
+    knobs = list(c.lines[0].knobs()) if c.lines else []
     rows = [
         [
             f"{line.target:g} @{line.tuned_k}" + ("" if line.reached else " not reached"),
             *map(str, line.recalls),
-            *line.cells().values(),
+            *("-" if name == "leaves" and not value else f"{value}" for name, value in line.knobs().items()),
             *(f"{value:,.0f}" for value in (line.batch_per_second, line.single_per_second)),
             *(f"{value:.2f}" for value in (line.p50_ms, line.p99_ms)),
         ]

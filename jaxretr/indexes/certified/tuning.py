@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes.recall import certain_recall, ladder
+from jaxretr.indexes.recall import Target, certain_recall, ladder
 
 # Parts into which the steps below and above a target's fastest rung of leaves are divided.
 _PARTS = 3
@@ -46,31 +46,22 @@ class FilterSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The leaves and the candidates that reach a target.
+class Setting(Target):
+    """The leaves and the candidates that reach a target; if it is not reached, those with the highest `certain`.
 
     Attributes:
-      target: recall@k asked for.
       leaves: leaves of the tree to search; 0 where there is no tree.
       candidates: rows to score exactly, where k results are asked for.
       tuning_recall: the recall on the tuning questions.
       certain: the recall that as many other questions would reach with 99% certainty.
-      reached: whether `certain` is the target or more; if not, this is the setting with the highest `certain`.
       filters: for filtered searches, of shares that become smaller; all but the last are approximate.
     """
 
-    target: float
     leaves: int
     candidates: int
     tuning_recall: float
     certain: float
-    reached: bool
     filters: tuple[FilterSetting, ...] = ()
-
-    @property
-    def knobs(self) -> dict[str, int]:
-        """See `recall.Setting`."""
-        return {"leaves": self.leaves, "candidates": self.candidates}
 
     def with_share(self, share: float) -> FilterSetting | None:
         """The setting for a filter that allows a share of the rows; None: score every allowed row."""
