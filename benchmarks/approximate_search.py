@@ -24,10 +24,10 @@ from machine import describe
 from jaxretr import ScannIndex
 from jaxretr.config import EngineName
 from jaxretr.embeddings.embedding_store import EmbeddingStore
-from jaxretr.indexes.certificate import table
 from jaxretr.indexes.certified import process
 from jaxretr.indexes.certified.build import plan_of
 from jaxretr.indexes.certified.engines import engine_of
+from jaxretr.indexes.recall import table
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.parallel.machine import cpu_threads
 

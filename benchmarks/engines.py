@@ -23,6 +23,7 @@ from tables import markdown
 from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.indexes.graph_width import GraphOptions
 from jaxretr.indexes.served import SearchOptions
 from jaxretr.indexes.source import IndexSource
 
@@ -109,7 +110,7 @@ def built(
     """Builds the engines that were asked for, one after the other."""
     source, corpus = source_of(folder, passages)
     stub: Any = FixedQuestions(passages[:10])
-    settings: dict[str, Any] = {"corpus": corpus, "questions": tuning, "k": K}
+    settings: dict[str, Any] = {"corpus": corpus, "options": GraphOptions(questions=tuning, k=K)}
     engines: dict[str, Engine] = {}
     indexes: list[Any] = []
 

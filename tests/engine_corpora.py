@@ -18,6 +18,7 @@ from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.graph_width import GraphOptions
 from jaxretr.indexes.source import IndexSource
 from jaxretr.models.dual_encoder import DualEncoder
 
@@ -110,11 +111,11 @@ def export_with(engine: ModuleType, encoded: Encoded, out: Any, **settings: Any)
       engine: a module of jaxretr/exports.
       encoded: the corpus.
       out: where the module writes to.
-      **settings: the module's own.
+      **settings: fields of `GraphOptions`.
     """
     source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
     stub: Any = FixedQuestions(encoded.vectors[:10])
-    engine.export(source, stub, out, corpus=encoded.folder / "corpus.jsonl", **settings)
+    engine.export(source, stub, out, corpus=encoded.folder / "corpus.jsonl", options=GraphOptions(**settings))
 
 
 @dataclass(frozen=True)

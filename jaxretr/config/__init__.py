@@ -7,6 +7,7 @@ each checkpoint go through this package; both refuse a name that does not exist.
 from jaxretr.config.art import Art, ArtConfig, ArtData
 from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.choices import (
+    ENGINE_LABELS,
     LOWER_IS_BETTER,
     Dtype,
     EncodeDtype,
@@ -40,6 +41,7 @@ from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 __all__ = [
+    "ENGINE_LABELS",
     "KINDS",
     "LOWER_IS_BETTER",
     "AdapterShape",

@@ -6,6 +6,7 @@ Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
 # Search engines whose codes propose the candidates of a certified index.
 EngineName = Literal["scann", "faiss"]
+ENGINE_LABELS: dict[EngineName, str] = {"scann": "ScaNN", "faiss": "FAISS"}
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 Replacement = Literal["unused", "oldest", "worst"]
 TrackerName = Literal["wandb", "mlflow"]

@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxretr.data.readers import read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded, name_of
 from jaxretr.embeddings.opening import open_store
 from jaxretr.exports import folder as model_folder
-from jaxretr.indexes.certificate import Certificate
-from jaxretr.indexes.engine_certificate import check_targets
+from jaxretr.indexes.graph_width import GraphOptions
+from jaxretr.indexes.recall import Certificate, check_targets
 from jaxretr.indexes.searching import check_store
 from jaxretr.indexes.source import IndexSource
 from jaxretr.runtime.progress import Progress
@@ -30,7 +28,7 @@ def export(
     k: int,
     seed: int,
     target_recall: float | Sequence[float],
-    graph: dict[str, int],
+    graph: dict[str, int | None],
 ) -> tuple[Path | str, str, Certificate | None]:
     """Load a store into a database.
 
@@ -40,7 +38,7 @@ def export(
       out: the database's address, or a new folder.
       table: the table in PostgreSQL; None: the one that the address names, or the default.
       store, corpus, queries, k, seed, target_recall: see `jaxretr.export`.
-      graph: "m" and "ef_construction", if given.
+      graph: "m" and "ef_construction", or None for each.
 
     Returns:
       The place, without a password; a summary of what was written and verified; and the certificate.
@@ -49,31 +47,29 @@ def export(
       UserError: see `jaxretr.export`.
     """
     targets = check_targets(target_recall)
-    address: Any = None
-    folder = Path(out).expanduser()
+    place: Any
     if to == "pgvector":
-        from jaxretr.indexes.pgvector import build as pgvector
+        from jaxretr.indexes.pgvector import build
         from jaxretr.indexes.pgvector.address import Address
 
-        address = Address.parse(out, table)
+        place = Address.parse(out, table)
     else:
-        from jaxretr.indexes.lance import build as lance
+        from jaxretr.indexes.lance import build
 
-        model_folder.check_free(folder)
+        place = Path(out).expanduser()
+        model_folder.check_free(place)
     store = open_store(store) if isinstance(store, str | Path) else store
     questions = None if queries is None else read_questions(queries)
     encoder = loaded(model)
     check_store(store, encoder, name_of(encoder))
     source = IndexSource.open(store)
-    asked: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
-    settings: dict[str, Any] = {"questions": asked, "k": k, "seed": seed, "targets": targets, **graph}
+    asked = None if questions is None else encode_texts(encoder, questions, None)
+    options = GraphOptions(questions=asked, targets=targets, k=k, seed=seed, **graph)
     with Progress(store.meta.rows, "passage", "loaded") as progress:
-        advance = progress.advance
-        if to == "pgvector":
-            summary, certificate = pgvector.export(source, encoder, address, corpus=corpus, **settings, advance=advance)
-            return address.shown, summary, certificate
-        summary, certificate = lance.export(source, encoder, folder, corpus=corpus, **settings, advance=advance)
-        return folder, summary, certificate
+        summary, certificate = build.export(
+            source, encoder, place, corpus=corpus, options=options, advance=progress.advance
+        )
+    return place.shown if to == "pgvector" else place, summary, certificate
 
 
 def verify_pgvector(text: str) -> tuple[str, str]:

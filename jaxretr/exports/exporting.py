@@ -16,8 +16,6 @@ from jaxretr.embeddings.opening import open_store, verify_store
 from jaxretr.exports import folder as model_folder
 from jaxretr.exports.verify_model import Library
 from jaxretr.exports.verify_model import verify as verify_model
-from jaxretr.indexes.certificate import Certificate
-from jaxretr.indexes.certificate import table as certificate_table
 from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.indexes.certified.upkeep import Updated, read_ids
 from jaxretr.indexes.certified.upkeep import update as update_scann
@@ -25,6 +23,8 @@ from jaxretr.indexes.live import build as live
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import is_live
 from jaxretr.indexes.live.verifying import verify as verify_live
+from jaxretr.indexes.recall import Certificate
+from jaxretr.indexes.recall import table as certificate_table
 from jaxretr.indexes.searching import check_store
 from jaxretr.indexes.source import IndexSource
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
@@ -182,7 +182,6 @@ def export(
 
         if index is None or corpus is None:
             raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
-        graph = {"m": hnsw_m, "ef_construction": ef_construction}
         written, summary, certificate = engines.export(
             model,
             to,
@@ -194,7 +193,7 @@ def export(
             k=k or 10,
             seed=seed or 0,
             target_recall=target_recall or 0.95,
-            graph={name: value for name, value in graph.items() if value is not None},
+            graph={"m": hnsw_m, "ef_construction": ef_construction},
         )
         return Exported(written, to, summary, certificate)
     out = Path(out).expanduser()

@@ -2,15 +2,15 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.arrays import read_array
+from jaxretr.indexes.measuring import Asked
 from jaxretr.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -23,19 +23,6 @@ DEPTH = 100
 
 # Questions of each half: the folder holds their vectors.
 MOST = 2000
-
-
-class Passages(Protocol):
-    """The interface that `stand_ins` needs: an index, or the passages it is made of."""
-
-    @property
-    def ids(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def vector(self, row: int) -> NDArray[np.float32]:
-        """The vector of a row, float32 [D]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +58,19 @@ class Questions:
         """The certification questions."""
         return slice(self.tuning, len(self.vectors))
 
+    def certifying(self, most: int | None = None) -> "Questions":
+        """The certification questions alone, at most the first `most`."""
+        part = slice(self.tuning, None if most is None else self.tuning + most)
+        return replace(
+            self, vectors=self.vectors[part], tuning=0, own=self.own[part], neighbours=self.neighbours[:most]
+        )
+
+    def as_noted(self, row_of: Mapping[str, int]) -> Asked:
+        """The certification questions with the neighbours that were noted; -2 for one that is no longer there."""
+        exact = [[row_of.get(name, -2) for name in names] for names in self.neighbours]
+        part = self.certify
+        return Asked(self.vectors[part], np.array(exact, np.int64), self.own_rows(row_of, part))
+
 
 def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
     """Draw the questions that tune and those that certify: half each, at most `most`."""
@@ -82,27 +82,41 @@ def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
     return Questions(np.ascontiguousarray(questions[kept]), half, False, (None,) * len(kept))
 
 
-def stand_ins(rows: Passages, seed: int, most: int = MOST // 2) -> Questions:
-    """Passages of the index as questions, at most `most` in each half, which do not count as their own neighbours."""
-    count = min(len(rows) // 2, most) * 2
-    kept = list(map(int, np.random.default_rng(seed).choice(len(rows), count, replace=False)))
-    vectors = np.stack([rows.vector(row) for row in kept])
+def stand_ins(
+    ids: Sequence[str], vector: Callable[[int], NDArray[np.float32]], seed: int, most: int = MOST // 2
+) -> Questions:
+    """Passages of the index as questions, at most `most` in each half, which do not count as their own neighbours.
+
+    Args:
+      ids: the ids of the N passages.
+      vector: the vector of a row, float32 [D].
+      seed: the seed of the draw.
+      most: see above.
+    """
+    count = min(len(ids) // 2, most) * 2
+    kept = list(map(int, np.random.default_rng(seed).choice(len(ids), count, replace=False)))
     log.warning("no questions are given: tuned and certified on passages, which are easier; real questions find less")
-    return Questions(vectors, count // 2, True, tuple(rows.ids[row] for row in kept))
+    return Questions(np.stack([vector(row) for row in kept]), count // 2, True, tuple(ids[row] for row in kept))
 
 
-def exact_rows(
-    questions: NDArray[np.float32], own: NDArray[np.int64], blocks: Iterable[np.ndarray], k: int, n: int
-) -> NDArray[np.int64]:
-    """The rows of the exact neighbours [B, k or fewer], found in one pass over the vectors."""
+def with_exact(
+    vectors: NDArray[np.float32], own: NDArray[np.int64], blocks: Iterable[np.ndarray], k: int, n: int
+) -> Asked:
+    """Find the k exact neighbours of questions (fewer if there are no more) in one pass over the N vectors."""
     from jaxretr.indexes.exact import search_blocks
 
-    extra = int((own >= 0).any())
-    _, rows = search_blocks(blocks, questions, min(k + extra, n))
-    if not extra:
-        return rows
-    kept = rows.shape[1] - 1
-    return np.array([[row for row in found if row != itself][:kept] for found, itself in zip(rows, own, strict=True)])
+    depth = min(k + int((own >= 0).any()), n)
+    return without_own(vectors, search_blocks(blocks, vectors, depth)[1], own)
+
+
+def without_own(vectors: NDArray[np.float32], rows: NDArray[np.int64], own: NDArray[np.int64]) -> Asked:
+    """Leave each question's own row out of its exact neighbours, which are one more than needed if any is a row."""
+    if (own >= 0).any():
+        some = rows.shape[1] - 1
+        rows = np.array(
+            [[row for row in found if row != itself][:some] for found, itself in zip(rows, own, strict=True)]
+        )
+    return Asked(vectors, rows, own)
 
 
 def with_neighbours(questions: Questions, exact: NDArray[np.int64], ids: list[str]) -> Questions:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from jaxretr.embeddings.opening import open_store
 from jaxretr.indexes.exact import ExactIndex, search_blocks
 from jaxretr.indexes.exact.footprint import estimate
 from jaxretr.indexes.filters import FilterOptions, Filters, Value
+from jaxretr.indexes.recall import as_dict
 from jaxretr.indexes.searching import check_dim, check_scann, check_store
 from jaxretr.indexes.served import Document, Hit, SearchOptions, Standing, find_unchanging
 from jaxretr.runtime.errors import UserError
@@ -242,5 +242,5 @@ def _scann_facts(index: "ScannIndex") -> dict[str, Any]:
         "model": facts.model,
         "model_fingerprint": facts.model_fingerprint,
         "targets": [setting.target for setting in facts.settings],
-        "certificate": None if index.certificate is None else asdict(index.certificate),
+        "certificate": None if index.certificate is None else as_dict(index.certificate),
     }

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxretr import ExactIndex, ScannIndex
-from jaxretr.indexes.certificate import recall_bounds, table
 from jaxretr.indexes.certified import process as scann_process
 from jaxretr.indexes.certified import worker as scann_worker
 from jaxretr.indexes.certified.build import plan_of
-from jaxretr.indexes.certified.one_pass import search_in_one_pass
+from jaxretr.indexes.certified.exact_scores import OnePass
 from jaxretr.indexes.certified.upkeep import verify
+from jaxretr.indexes.recall import recall_bounds, table
 from jaxretr.runtime.errors import UserError
 
 PROBLEM = scann_process.scann_problem()
@@ -131,7 +131,7 @@ def test_measuring_finds_what_a_search_finds(folder: Path, k: int, leaves: int) 
     index.delete(IDS[5:8])
     index.add(vectors(40, 12), [f"new{row}" for row in range(40)])
     expected = index.searcher.search(QUESTIONS[:30], k, leaves, 50, 1)
-    found = search_in_one_pass(index.searcher, index.rows, QUESTIONS[:30], k, leaves, 50, 1)
+    found = index.searcher.search(QUESTIONS[:30], k, leaves, 50, 1, OnePass(index.rows))
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
     np.testing.assert_array_equal(found[1], expected[1])
 

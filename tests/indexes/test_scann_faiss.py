@@ -10,13 +10,13 @@ import pytest
 from test_scann import DIM, IDS, LEAVES, PASSAGES, QUESTIONS, N, recall, vectors
 
 from jaxretr import ExactIndex, ScannIndex
-from jaxretr.indexes.certificate import table
 from jaxretr.indexes.certified import process as scann_process
 from jaxretr.indexes.certified import worker
 from jaxretr.indexes.certified.engines import engine_of, working_engine
 from jaxretr.indexes.certified.faiss_engine import CENTRES, CODEBOOK, FaissEngine
 from jaxretr.indexes.certified.layout import read_facts
 from jaxretr.indexes.certified.upkeep import update, verify
+from jaxretr.indexes.recall import table
 from jaxretr.runtime.errors import UsageError, UserError
 
 pytest.importorskip("faiss")

@@ -10,10 +10,10 @@ from test_scann import DIM, IDS, LEAVES, PASSAGES, QUESTIONS, N, needs_scann, ve
 
 from jaxretr import ScannIndex
 from jaxretr.config import EngineName
-from jaxretr.indexes.certificate import table
 from jaxretr.indexes.certified import filtering
 from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.upkeep import verify
+from jaxretr.indexes.recall import table
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import manifest
 

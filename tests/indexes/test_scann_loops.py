@@ -92,7 +92,7 @@ def test_candidates_are_ordered_by_their_exact_scores_and_equal_ones_by_row(k: i
     found = np.stack([rng.permutation(40)[:30] for _ in range(6)]).astype(np.uint32)
     approximate = np.where(rng.random((6, 30)) < 0.2, np.nan, 0).astype(np.float32)
     approximate[0] = np.nan
-    scores, rows, counts = rescored(queries, found, approximate, base, added, slots, k, threads=2)
+    scores, rows, counts = rescored(queries, (found, approximate), base, added, slots, k, threads=2)
     vectors = np.concatenate([base, added])[slots]
     for question in range(6):
         there = [int(row) for row, score in zip(found[question], approximate[question], strict=True) if score == score]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.indexes.certificate import certain_recall
-from jaxretr.indexes.certified.tuning import Setting, ladder, tune
+from jaxretr.indexes.certified.tuning import Setting, tune
+from jaxretr.indexes.recall import certain_recall, ladder
 
 
 def test_the_fastest_sufficient_setting_is_chosen() -> None:

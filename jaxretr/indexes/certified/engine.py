@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from jaxretr.config import EngineName
 
+Proposed = tuple[NDArray[np.uint32], NDArray[np.float32]]
+"""Candidate rows [B, R], no row twice, and the engine's scores of them; NaN where there is no candidate."""
+
 
 class Proposer(Protocol):
     """An engine over the codes of N rows, in memory; several threads may ask it at once."""
@@ -24,19 +27,16 @@ class Proposer(Protocol):
         leaves: int,
         threads: int,
         allowed: NDArray[np.bool_] | None = None,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    ) -> Proposed:
         """Find candidates.
 
         Args:
           queries: [B, D], finite, at least one.
-          count: candidates of each question.
+          count: candidates of each question, R or more.
           leaves: leaves of the tree to search; 0 where there is no tree.
           threads: threads to divide the questions among.
           allowed: bool [N], the rows that may be proposed; other rows are proposed as well by an engine that does not
             know filters.
-
-        Returns:
-          rows [B, at most count], no row twice, and their approximate scores, NaN where there is no candidate.
         """
         ...
 

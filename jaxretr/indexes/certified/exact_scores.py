@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from jaxretr.indexes.certified.engine import Proposed
 from jaxretr.indexes.certified.rows import Rows
 from jaxretr.runtime.parallel.numba_loops import compiled
 
@@ -21,17 +22,16 @@ Rescored = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
 
 
 class Reading(Protocol):
-    """Exact scores of an index's rows."""
+    """Exact scores of an index's rows.
 
-    def rescored(
-        self,
-        queries: NDArray[np.float32],
-        found: NDArray[np.uint32],
-        approximate: NDArray[np.float32],
-        k: int,
-        threads: int,
-    ) -> Rescored:
-        """Score candidates [B, R], without those that lack an approximate score, and keep each question's k best."""
+    Attributes:
+      at_once: whether all questions of a search are given at once, since every call reads all vectors.
+    """
+
+    at_once: bool
+
+    def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
+        """Score candidates, and keep each question's k best."""
         ...
 
     def exact(
@@ -49,21 +49,16 @@ class Anywhere:
       slots: the places to read them from, if other than `Rows.slots`.
     """
 
+    at_once = False
+
     def __init__(self, rows: Rows, slots: NDArray[np.int64] | None = None):
         self._rows, self._slots = rows, rows.slots if slots is None else slots
 
-    def rescored(
-        self,
-        queries: NDArray[np.float32],
-        found: NDArray[np.uint32],
-        approximate: NDArray[np.float32],
-        k: int,
-        threads: int,
-    ) -> Rescored:
+    def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
         """Score candidates; see `Reading.rescored`."""
         # A plain array: Numba does not know memory maps.
         base = np.asarray(self._rows.base.vectors)
-        return rescored(queries, found, approximate, base, self._rows.added.vectors, self._slots, k, threads)
+        return rescored(queries, proposed, base, self._rows.added.vectors, self._slots, k, threads)
 
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
@@ -76,13 +71,51 @@ class Anywhere:
         return scores, rows[places]
 
 
+class OnePass:
+    """A `Reading` of all vectors in their order, a block at a time, for measuring with little memory.
+
+    A search reads the vectors of its candidates wherever they are; a few hundred questions read most of a corpus, and
+    what a process has read of a file counts as its memory.
+    """
+
+    at_once = True
+
+    def __init__(self, rows: Rows):
+        """Take the rows whose vectors are read."""
+        self._rows = rows
+
+    def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
+        """Score candidates; see `Reading.rescored`."""
+        found, approximate = proposed
+        exact = np.full(found.shape, -np.inf, np.float32)
+        first = 0
+        for block in self._rows.vector_blocks():
+            values = np.asarray(block).view()
+            values.flags.writeable = False  # one type for the compiled loop
+            score_candidates(queries, found, approximate, values, first, exact)
+            first += len(values)
+        best = np.lexsort((found, -exact), axis=-1)[:, :k]
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        names = np.full((len(queries), k), -1, np.int64)
+        scores[:, : best.shape[1]] = np.take_along_axis(exact, best, axis=1)
+        names[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
+        return scores, names, np.minimum((~np.isnan(approximate)).sum(axis=1), k)
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Score all allowed rows; see `Reading.exact`."""
+        from jaxretr.indexes.exact import search_blocks  # It imports JAX.
+
+        return search_blocks(self._rows.vector_blocks(), queries, k, allowed=allowed)
+
+
 # ---- by Numba --------------------------------------------------------------------------------------------------------
 
 
 def rescored(
     queries: NDArray[np.float32],
-    found: NDArray[np.uint32],
-    approximate: NDArray[np.float32],
+    proposed: Proposed,
     base: NDArray[np.float32],
     added: NDArray[np.float32],
     slots: NDArray[np.int64],
@@ -93,17 +126,16 @@ def rescored(
 
     Args:
       queries: [B, D].
-      found: candidate rows [B, R], no row twice.
-      approximate: the engine's scores of them [B, R]; NaN where there is no candidate.
+      proposed: see `Proposed`.
       base, added: vectors [M, D] and [A, D].
       slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
       k: at most R.
       threads: threads to divide the questions among.
 
     Returns:
-      scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B].
+      See `Rescored`.
     """
-    batch = len(queries)
+    (found, approximate), batch = proposed, len(queries)
     scores = np.full((batch, k), -np.inf, np.float32)
     rows = np.full((batch, k), -1, np.int64)
     counts = np.zeros(batch, np.int64)

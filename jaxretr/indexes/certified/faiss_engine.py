@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.config import EngineName
+from jaxretr.config import ENGINE_LABELS, EngineName
 from jaxretr.data.arrays import read_array, write_header
+from jaxretr.indexes.certified.engine import Proposed
 from jaxretr.indexes.certified.worker import CODES, TOKENS
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel.machine import cpu_threads
@@ -47,7 +48,7 @@ class FaissEngine:
     """FAISS as an `Engine`."""
 
     name: EngineName = "faiss"
-    label = "FAISS"
+    label = ENGINE_LABELS["faiss"]
     package = "faiss-cpu"
     batch = 2048  # Questions that search the same leaf share reading it.
     knows_filters = True
@@ -130,7 +131,7 @@ class _Proposer:
         leaves: int,
         threads: int,
         allowed: NDArray[np.bool_] | None = None,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    ) -> Proposed:
         faiss = self._faiss
         # FAISS keeps neither the bits nor the selector alive: both are this function's until it returns.
         bits = None if allowed is None else np.packbits(allowed, bitorder="little")

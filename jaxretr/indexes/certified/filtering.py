@@ -18,19 +18,16 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes import certificate as certificates
 from jaxretr.indexes import question_sets
-from jaxretr.indexes.certificate import Recall, certain_recall, recall_bounds
-from jaxretr.indexes.certified.certificate import FilterLine
-from jaxretr.indexes.certified.exact_scores import Anywhere
+from jaxretr.indexes.certified.exact_scores import Anywhere, OnePass
 from jaxretr.indexes.certified.layout import Facts
-from jaxretr.indexes.certified.one_pass import OnePass
 from jaxretr.indexes.certified.rows import Rows
 from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.tuning import FilterSetting, Setting
+from jaxretr.indexes.measuring import Asked
 from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import FilterLine, Recall, certain_recall
 from jaxretr.runtime.parallel import memory
-from jaxretr.runtime.parallel.machine import cpu_threads
 
 # Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.
 SHARES = (1 / 2, 1 / 10, 1 / 30, 1 / 100)
@@ -54,8 +51,8 @@ _PARTS = 4
 Kind = Literal["random", "related", "unrelated"]
 
 
-class Filterable(Protocol):
-    """The parts of a `ScannIndex` that tuning and certifying with filters needs."""
+class Measurable(Protocol):
+    """The parts of a `ScannIndex` that tuning and certifying needs."""
 
     facts: Facts
     rows: Rows
@@ -70,20 +67,16 @@ class Case:
 
     Attributes:
       kind: the kind of filter.
-      questions: float32 [B, D].
-      own: the row that each question is itself, or -1, [B].
       allowed: the rows that pass the filter, bool [N].
-      exact: the exact allowed neighbours, int64 [B, k].
+      asked: the questions, with their exact allowed neighbours.
     """
 
     kind: Kind
-    questions: NDArray[np.float32]
-    own: NDArray[np.int64]
     allowed: NDArray[np.bool_]
-    exact: NDArray[np.int64]
+    asked: Asked
 
 
-def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+def tuned(index: Measurable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """Add to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
     filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
     left = [setting for setting in settings if setting.reached]
@@ -100,7 +93,7 @@ def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) 
     return tuple(replace(setting, filters=tuple(filters[setting.target])) for setting in settings)
 
 
-def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
+def certified(index: Measurable, questions: Questions) -> tuple[FilterLine, ...]:
     """Measure the settings with filters on the certification questions, for shares that are not searched exactly."""
     lines: list[FilterLine] = []
     k = index.facts.k
@@ -113,7 +106,7 @@ def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]
         for setting, chosen in some:
             if chosen is None:
                 continue
-            found = {kind: _recall(values, k) for kind, values in _recalls(index, cases, chosen).items()}
+            found = {kind: Recall.of(values, k) for kind, values in _recalls(index, cases, chosen).items()}
             seconds = _seconds(index, cases, _search(index, chosen))
             lines.append(
                 FilterLine(
@@ -128,18 +121,13 @@ def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]
     return tuple(line for setting in index.facts.settings for line in lines if line.target == setting.target)
 
 
-def _recall(values: NDArray[np.float64], k: int) -> Recall:
-    low, high = recall_bounds(values)
-    return Recall(k=k, recall=float(values.mean()), low=low, high=high)
-
-
-def _enough(index: Filterable, share: float) -> bool:
+def _enough(index: Measurable, share: float) -> bool:
     n, facts = len(index), index.facts
     return facts.kind != "exact" and n >= LEAST_ROWS and int(share * n) >= _LEAST_PER_RESULT * facts.k
 
 
 def _fastest(
-    index: Filterable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
+    index: Measurable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
 ) -> FilterSetting:
     """The fewest leaves that reach the target for certain with every kind of filter, or exact search if that is faster."""
     chosen = FilterSetting(
@@ -174,7 +162,7 @@ def _fastest(
 Search = Callable[[Case, NDArray[np.float32]], object]
 
 
-def _search(index: Filterable, setting: FilterSetting) -> Search:
+def _search(index: Measurable, setting: FilterSetting) -> Search:
     reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
 
     def search(case: Case, questions: NDArray[np.float32]) -> object:
@@ -185,36 +173,36 @@ def _search(index: Filterable, setting: FilterSetting) -> Search:
     return search
 
 
-def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
+def _recalls(index: Measurable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
     """Measure the recall of each question, by the kind of filter."""
-    k = index.facts.k
     shares: dict[Kind, list[NDArray[np.float64]]] = {}
     for case in cases:
-        depth = min(k + int((case.own >= 0).any()), int(np.count_nonzero(case.allowed)))
-        _, found = index.searcher.search_allowed(
-            case.questions, depth, case.allowed, setting.leaves, setting.candidates, cpu_threads(), OnePass(index.rows)
-        )
-        shares.setdefault(case.kind, []).append(certificates.recall(found, case.exact, case.own, k))
+
+        def search(questions: np.ndarray, k: int, threads: int, case: Case = case) -> NDArray[np.int64]:
+            how = min(k, int(np.count_nonzero(case.allowed))), case.allowed, setting.leaves, setting.candidates, threads
+            return index.searcher.search_allowed(questions, *how, OnePass(index.rows))[1]
+
+        shares.setdefault(case.kind, []).append(case.asked.recalls(search, index.facts.k))
         memory.give_back()
     return {kind: np.concatenate(values) for kind, values in shares.items()}
 
 
-def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
+def _exact_seconds(index: Measurable, cases: Sequence[Case]) -> float:
     """The seconds of a question if every allowed row is scored, measured as `_seconds` does."""
     reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
     return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
 
 
-def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
+def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
     """The seconds of a single question with one thread: the shortest of some rounds, averaged over the questions."""
     kinds = [case.kind for case in cases]
     timed = [
         (case, row)
         for case in cases
-        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.questions)))
+        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.asked.vectors)))
     ]
     best = np.full(len(timed), np.inf)
-    search(cases[0], cases[0].questions[:1])  # Loops may have to be compiled.
+    search(cases[0], cases[0].asked.vectors[:1])  # Loops may have to be compiled.
     end = time.perf_counter() + _TIMING_SECONDS
     for _ in range(_ROUNDS):
         for number in np.random.default_rng(0).permutation(len(timed)).tolist():
@@ -222,7 +210,7 @@ def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
             began = time.perf_counter()
             if began > end and np.isfinite(best).sum() >= _LEAST_TIMED:
                 break
-            search(case, case.questions[row : row + 1])
+            search(case, case.asked.vectors[row : row + 1])
             best[number] = min(best[number], time.perf_counter() - began)
     index.rows.release()
     return float(best[np.isfinite(best)].mean())
@@ -231,7 +219,7 @@ def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
 # ---- filters to measure with -----------------------------------------------------------------------------------------
 
 
-def _cases(index: Filterable, questions: Questions, part: slice, share: float) -> list[Case]:
+def _cases(index: Measurable, questions: Questions, part: slice, share: float) -> list[Case]:
     """Questions with filters that let a share of the rows pass, and their exact neighbours."""
     vectors = questions.vectors[part][:_QUESTIONS]
     own = questions.own_rows(index.rows.row_of(), part)[:_QUESTIONS]
@@ -268,10 +256,10 @@ def _read(rows: Rows, allowed: NDArray[np.bool_]) -> Iterator[np.ndarray]:
 
 
 def _case(
-    index: Filterable, kind: Kind, questions: NDArray[np.float32], own: NDArray[np.int64], allowed: NDArray[np.bool_]
+    index: Measurable, kind: Kind, questions: NDArray[np.float32], own: NDArray[np.int64], allowed: NDArray[np.bool_]
 ) -> Case:
     rows = np.flatnonzero(allowed)
     place = np.full(len(allowed) + 1, -1)  # the last one: of no row
     place[rows] = np.arange(len(rows))
-    exact = question_sets.exact_rows(questions, place[own], _read(index.rows, allowed), index.facts.k, len(rows))
-    return Case(kind, questions, own, allowed, rows[exact])
+    asked = question_sets.with_exact(questions, place[own], _read(index.rows, allowed), index.facts.k, len(rows))
+    return Case(kind, allowed, Asked(questions, rows[asked.exact], own))

@@ -16,16 +16,15 @@ from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes import question_sets
 from jaxretr.indexes.certified import layout, measure, worker
 from jaxretr.indexes.certified.build import Plan, check_ids, plan_of, write_vectors
-from jaxretr.indexes.certified.certificate import Certificate
 from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.indexes.certified.layout import Facts
 from jaxretr.indexes.certified.rows import VECTORS, Rows
 from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.tuning import Setting
-from jaxretr.indexes.engine_certificate import check_targets
 from jaxretr.indexes.exact.host_rows import checked_matrix, embedding_matrix
 from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import Certificate, check_targets, of_target
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.parallel.machine import cpu_threads
@@ -167,7 +166,7 @@ class ScannIndex:
         )
         rows = Rows.read(folder, n, dim, facts.code_size or None, facts.kind == "tree", names)
         if asked is None and n > 1:
-            asked = question_sets.stand_ins(rows, seed)
+            asked = question_sets.stand_ins(rows.ids, rows.vector, seed)
         index = cls(facts, rows, asked, None, folder, keeper)
         index.facts = replace(facts, settings=measure.tuned(index, asked, targets))
         index.certify()
@@ -271,14 +270,7 @@ class ScannIndex:
             self.searcher.prepare()
 
     def _setting(self, target: float | None) -> Setting:
-        settings = self.facts.settings
-        found = settings[0] if target is None else next((each for each in settings if each.target == target), None)
-        if found is None:
-            there = ", ".join(f"{each.target:g}" for each in settings)
-            raise UserError(
-                f"target_recall={target}: the index was built for {there}; choose one of these, or build again"
-            )
-        return found
+        return of_target(self.facts.settings, target, "the index", "choose one of these, or build again")
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 

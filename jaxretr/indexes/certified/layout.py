@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Literal
 
 from jaxretr.config import EngineName
-from jaxretr.indexes import certificate as certificates
-from jaxretr.indexes import question_sets
+from jaxretr.indexes import question_sets, recall
 from jaxretr.indexes.certified import worker
-from jaxretr.indexes.certified.certificate import Certificate
 from jaxretr.indexes.certified.engine import Engine
 from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.indexes.certified.rows import IDS, VECTORS, Rows
 from jaxretr.indexes.certified.tuning import Setting
 from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import Certificate
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.storage import manifest
@@ -133,7 +132,7 @@ def write(
         if questions is not None:
             question_sets.write(folder, questions)
         if certificate is not None:
-            certificates.write(folder, certificate)
+            recall.write(folder, certificate)
         manifest.write(folder, KIND, asdict(facts))
 
 
@@ -166,7 +165,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
             raise UserError(f"{folder / name}: is missing; build the index again")
     rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.tree)
     questions = question_sets.read(folder, facts.dim) if question_sets.VECTORS in there else None
-    certificate = certificates.read(folder, Certificate) if certificates.CERTIFICATE in there else None
+    certificate = recall.read(folder) if recall.CERTIFICATE in there else None
     return facts, rows, questions, certificate
 
 

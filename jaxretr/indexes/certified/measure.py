@@ -2,38 +2,25 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes import certificate as certificates
 from jaxretr.indexes import question_sets
-from jaxretr.indexes.certificate import Recall
 from jaxretr.indexes.certified import filtering
-from jaxretr.indexes.certified.certificate import Certificate, Line
-from jaxretr.indexes.certified.engines import engine_of
-from jaxretr.indexes.certified.exact_scores import Anywhere
+from jaxretr.indexes.certified.exact_scores import Anywhere, OnePass, Reading
+from jaxretr.indexes.certified.filtering import Measurable
 from jaxretr.indexes.certified.layout import Facts
-from jaxretr.indexes.certified.one_pass import search_in_one_pass
-from jaxretr.indexes.certified.rows import Rows
-from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.tuning import Setting, tune
+from jaxretr.indexes.measuring import DEPTHS, Asked, Search, measure_recalls
+from jaxretr.indexes.measuring import certify as certify_settings
 from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import Certificate, Recall
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.parallel.machine import cpu_threads
 
 log = logging.getLogger(__name__)
-
-
-class Measurable(Protocol):
-    """The parts of a `ScannIndex` that measuring needs."""
-
-    facts: Facts
-    rows: Rows
-    searcher: Searcher
-
-    def __len__(self) -> int: ...
 
 
 def tuned(index: Measurable, questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
@@ -42,19 +29,17 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
     if index.facts.kind == "exact" or questions is None:
         everything = {"leaves": 0, "candidates": n, "tuning_recall": 1.0, "certain": 1.0, "reached": True}
         return tuple(Setting(target=target, **everything) for target in targets)
-    vectors = questions.vectors[questions.tune]
-    own = questions.own_rows(index.rows.row_of(), questions.tune)
-    exact = _exact_rows(index, vectors, own, k)
+    asked = _asked(index, questions, questions.tune, k)
     reading = Anywhere(index.rows, index.rows.slots_of_timing())
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
-        found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
+        found, approximate = index.searcher.candidates(asked.vectors, leaves, count, cpu_threads())
         return np.where(np.isnan(approximate), -1, found.astype(np.int64))
 
     def search(leaves: int, count: int, some: int) -> object:
-        return index.searcher.search(vectors[:some], k, leaves, count, 1, reading)
+        return index.searcher.search(asked.vectors[:some], k, leaves, count, 1, reading)
 
-    settings = tune(candidates, search, exact, own, targets=targets, leaves=index.facts.leaves, rows=n)
+    settings = tune(candidates, search, asked.exact, asked.own, targets=targets, leaves=index.facts.leaves, rows=n)
     index.rows.release()
     for setting in settings:
         if not setting.reached:
@@ -66,7 +51,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
                 setting.leaves or "no",
                 setting.candidates,
                 setting.tuning_recall,
-                len(vectors),
+                len(asked.vectors),
                 setting.certain,
             )
     return filtering.tuned(index, questions, settings)
@@ -74,71 +59,54 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
 
 def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
     """Return the questions with their exact neighbours, and the certificate."""
-    part, n, facts = questions.certify, len(index), index.facts
-    vectors = questions.vectors[part]
-    own = questions.own_rows(index.rows.row_of(), part)
-    exact = _exact_rows(index, vectors, own, min(max(question_sets.DEPTH, facts.k), n))
+    n, facts = len(index), index.facts
+    asked = _asked(index, questions, questions.certify, min(max(question_sets.DEPTH, facts.k), n))
     reading = Anywhere(index.rows, index.rows.slots_of_timing())
-    lines = [
-        Line(
-            target=setting.target,
-            tuned_k=facts.k,
-            reached=setting.reached,
-            leaves=setting.leaves,
-            candidates=setting.candidates,
-            recalls=recalls,
-            **certificates.measure_speed(_timed(index, setting, reading), vectors, facts.k),
-        )
-        for setting, recalls in zip(facts.settings, _recalls(index, vectors, exact, own), strict=True)
-    ]
-    index.rows.release()
-    certificate = Certificate(
-        questions=len(vectors),
-        of="passages" if questions.stand_ins else "questions",
+    certificate = certify_settings(
+        facts.settings,
+        lambda setting: _search(index, setting, OnePass(index.rows)),
+        asked,
+        facts.k,
+        timed=lambda setting: _search(index, setting, reading),
+        stand_ins=questions.stand_ins,
         rows=n,
-        lines=tuple(lines),
         filters=filtering.certified(index, questions),
-        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model", "engine")},
-        **certificates.machine_facts(*([] if facts.kind == "exact" else [engine_of(facts.engine).package])),
+        **kind_facts(facts),
+        seed=facts.seed,
+        model=facts.model,
     )
-    return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
+    index.rows.release()
+    return question_sets.with_neighbours(questions, asked.exact, index.rows.ids), certificate
+
+
+def kind_facts(facts: Facts) -> dict[str, Any]:
+    """The arguments of `measuring.certify` that are facts of the index, or the packages of its engine."""
+    engine = facts.used_engine()
+    return {
+        "packages": () if engine is None else (engine.package,),
+        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "engine")},
+    }
 
 
 def recalls_again(index: Measurable, questions: Questions) -> list[tuple[Recall, ...]]:
     """Measure again the recalls of a certificate that is not stale, against the neighbours that the questions note."""
-    row_of = index.rows.row_of()
-    exact = np.array([[row_of.get(name, -2) for name in names] for names in questions.neighbours], np.int64)
-    own = questions.own_rows(row_of, questions.certify)
-    return _recalls(index, questions.vectors[questions.certify], exact, own)
-
-
-def _recalls(
-    index: Measurable, vectors: NDArray[np.float32], exact: NDArray[np.int64], own: NDArray[np.int64]
-) -> list[tuple[Recall, ...]]:
-    depths = (index.facts.k, *certificates.DEPTHS)
+    asked, depths = questions.as_noted(index.rows.row_of()), (index.facts.k, *DEPTHS)
     return [
-        certificates.measure_recalls(_one_pass(index, setting), vectors, exact, own, depths)
-        for setting in index.facts.settings
+        measure_recalls(_search(index, setting, OnePass(index.rows)), asked, depths) for setting in index.facts.settings
     ]
 
 
-def _timed(index: Measurable, setting: Setting, reading: Anywhere) -> certificates.Search:
-    return lambda queries, k, threads: index.searcher.search(
-        queries, min(k, len(index)), setting.leaves, setting.candidates, threads, reading
-    )
+def _search(index: Measurable, setting: Setting, reading: Reading) -> Search:
+    def search(queries: np.ndarray, k: int, threads: int) -> NDArray[np.int64]:
+        k = min(k, len(index))
+        return index.searcher.search(queries, k, setting.leaves, setting.candidates, threads, reading)[1]
+
+    return search
 
 
-def _one_pass(index: Measurable, setting: Setting) -> certificates.Search:
-    return lambda queries, k, threads: search_in_one_pass(
-        index.searcher, index.rows, queries, min(k, len(index)), setting.leaves, setting.candidates, threads
-    )
-
-
-# ---- within the memory of a part of the vectors ----------------------------------------------------------------------
-
-
-def _exact_rows(index: Measurable, vectors: NDArray[np.float32], own: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+def _asked(index: Measurable, questions: Questions, part: slice, k: int) -> Asked:
     index.rows.release()
-    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), k, len(index))
-    memory.give_back()
-    return exact
+    vectors, own = questions.vectors[part], questions.own_rows(index.rows.row_of(), part)
+    asked = question_sets.with_exact(vectors, own, index.rows.vector_blocks(), k, len(index))
+    memory.give_back()  # what the pass held: measuring is within the memory of a part of the vectors
+    return asked

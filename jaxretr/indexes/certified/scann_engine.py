@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.config import EngineName
+from jaxretr.config import ENGINE_LABELS, EngineName
 from jaxretr.indexes.certified import process, worker
+from jaxretr.indexes.certified.engine import Proposed
 
 
 class ScannEngine:
     """ScaNN as an `Engine`."""
 
     name: EngineName = "scann"
-    label = "ScaNN"
+    label = ENGINE_LABELS["scann"]
     package = "scann"
     batch = 256  # With more or fewer ScaNN is slower.
     knows_filters = False
@@ -63,7 +64,7 @@ class _Proposer:
         leaves: int,
         threads: int,
         allowed: NDArray[np.bool_] | None = None,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    ) -> Proposed:
         del allowed  # ScaNN's restricts work without a tree alone.
         leaves = leaves or -1
         if len(queries) == 1:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.indexes.certified import worker
-from jaxretr.indexes.certified.engine import Engine, Proposer
+from jaxretr.indexes.certified.engine import Engine, Proposed, Proposer
 from jaxretr.indexes.certified.exact_scores import Anywhere, Reading
 from jaxretr.indexes.certified.layout import MANIFEST, Facts
 from jaxretr.indexes.certified.rows import VECTORS, Columns, Rows
@@ -69,7 +69,7 @@ class Searcher:
         """
         reading = reading or Anywhere(self._rows)
         candidates = self.wanted(k, candidates)
-        size = self._batch(candidates, threads)
+        size = max(len(queries), 1) if reading.at_once else self._batch(candidates, threads)
         parts = [
             self._search_part(queries[start : start + size], k, leaves, candidates, threads, reading)
             for start in range(0, max(len(queries), 1), size)
@@ -90,18 +90,18 @@ class Searcher:
         return max(1, min(batch * threads, _PROPOSED // count))
 
     def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int, reading: Reading):
-        found, approximate = self.candidates(queries, leaves, candidates, threads)
-        scores, rows, counts = reading.rescored(queries, found, approximate, k, threads)
+        proposed = self.candidates(queries, leaves, candidates, threads)
+        scores, rows, counts = reading.rescored(queries, proposed, k, threads)
         # The leaves that were searched may hold fewer than k passages: then all leaves are.
         short = np.flatnonzero(counts < k)
         if len(short):
-            found, approximate = self.candidates(queries[short], self._facts.leaves, candidates, threads)
-            scores[short], rows[short], counts[short] = reading.rescored(queries[short], found, approximate, k, threads)
+            proposed = self.candidates(queries[short], self._facts.leaves, candidates, threads)
+            scores[short], rows[short], counts[short] = reading.rescored(queries[short], proposed, k, threads)
         # An engine may give up on a question, such as one of zeros: then every passage is scored.
         for question in np.flatnonzero(counts < k):
             one, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
             none = np.zeros(everything.shape, np.float32)
-            scores[one], rows[one], _ = reading.rescored(queries[one], everything, none, k, 1)
+            scores[one], rows[one], _ = reading.rescored(queries[one], (everything, none), k, 1)
         return scores, rows
 
     def search_allowed(
@@ -147,8 +147,8 @@ class Searcher:
                 # `passing` [b, at most some_count]: the candidates that exist and that the filter allows.
                 passing = ~np.isnan(approximate)
                 passing[passing] = allowed[found[passing]]
-                proposed = np.where(passing, approximate, np.float32(np.nan))
-                scores[some], rows[some], _ = reading.rescored(asked, found, proposed, k, threads)
+                proposed = found, np.where(passing, approximate, np.float32(np.nan))
+                scores[some], rows[some], _ = reading.rescored(asked, proposed, k, threads)
                 few.append(some[np.count_nonzero(passing, axis=1) < candidates])
             left = np.concatenate([left[:0], *few])
         # Both attempts proposed too few: score all allowed rows.
@@ -167,8 +167,8 @@ class Searcher:
         if self._engine is not None:
             self._current(self._engine)
 
-    def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """The engine's candidates: rows uint32 [B, at most count], and approximate scores float32, NaN for no row."""
+    def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> Proposed:
+        """The engine's candidates, at most `count` of each question."""
         if self._engine is None or not len(queries):
             shape = len(queries), len(self._rows)
             return np.broadcast_to(np.arange(shape[1], dtype=np.uint32), shape).copy(), np.zeros(shape, np.float32)

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes.certificate import certain_recall
+from jaxretr.indexes.recall import Target, certain_recall, ladder
 
-# Rungs of the ladders of leaves and of candidates, each this many times the one before.
-_STEP = 1.35
-
-# Parts into which the steps below and above a target's fastest rung of leaves are then divided.
+# Parts into which the steps below and above a target's fastest rung of leaves are divided.
 _PARTS = 3
 
 # The most candidates that are tried: this many, or this many times k.
@@ -49,25 +46,21 @@ class FilterSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The leaves and the candidates that reach a target.
+class Setting(Target):
+    """The leaves and the candidates that reach a target; if it is not reached, those with the highest `certain`.
 
     Attributes:
-      target: recall@k asked for.
       leaves: leaves of the tree to search; 0 where there is no tree.
       candidates: rows to score exactly, where k results are asked for.
       tuning_recall: the recall on the tuning questions.
       certain: the recall that as many other questions would reach with 99% certainty.
-      reached: whether `certain` is the target or more; if not, this is the setting with the highest `certain`.
       filters: for filtered searches, of shares that become smaller; all but the last are approximate.
     """
 
-    target: float
     leaves: int
     candidates: int
     tuning_recall: float
     certain: float
-    reached: bool
     filters: tuple[FilterSetting, ...] = ()
 
     def with_share(self, share: float) -> FilterSetting | None:
@@ -137,14 +130,6 @@ def tune(
     for some in sorted(between):
         measure(some)
     return _fastest(measured, search, targets, len(exact), clock) if between else settings
-
-
-def ladder(first: int, last: int) -> list[int]:
-    """Whole numbers from first to last, each about a third more than the one before."""
-    rungs = [first]
-    while rungs[-1] < last:
-        rungs.append(min(last, max(rungs[-1] + 1, round(rungs[-1] * _STEP))))
-    return rungs
 
 
 def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:

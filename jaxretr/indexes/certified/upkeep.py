@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.opening import open_store
-from jaxretr.indexes.certificate import DEPTHS
-from jaxretr.indexes.certificate import table as certificate_table
 from jaxretr.indexes.certified import filtering, layout, measure
-from jaxretr.indexes.certified.certificate import Certificate
 from jaxretr.indexes.certified.index import ScannIndex
-from jaxretr.indexes.question_sets import Questions, exact_rows
+from jaxretr.indexes.measuring import DEPTHS
+from jaxretr.indexes.question_sets import Questions, with_exact
+from jaxretr.indexes.recall import Certificate
+from jaxretr.indexes.recall import table as certificate_table
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import manifest
 
@@ -97,7 +97,7 @@ def update(
         found = line.recalls[0]
         if found.recall < line.target:
             log.warning("recall@%d is %.4f, below %g: rebalance the index", found.k, found.recall, line.target)
-    for line in () if index.certificate is None else index.certificate.filters:
+    for line in () if index.certificate is None else index.certificate.filters or ():
         least = min(found.recall for found in line.recalls)
         if least < line.target:
             log.warning(
@@ -151,21 +151,22 @@ def verify(folder: str | Path) -> str:
         return f"{intact}; there is no certificate"
     if certificate.stale:
         return f"{intact}; the certificate is stale: run `jaxretr update {folder}` to measure again"
-    problems = _changed_neighbours(index, questions)
     found = measure.recalls_again(index, questions)
-    for line, recalls in zip(certificate.lines, found, strict=True):
-        for old, new in zip(line.recalls, recalls, strict=True):
-            if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE:
-                problems.append(
-                    f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
-                )
-    for old, new in zip(certificate.filters, filtering.certified(index, questions), strict=True):
-        for before, now in zip(old.recalls, new.recalls, strict=True):
-            if not abs(before.recall - now.recall) <= _RECALL_TOLERANCE:
-                problems.append(
-                    f"target {old.target:g}, {old.share:.1%} allowed: recall@{now.k} is {now.recall:.4f} instead of "
-                    f"{before.recall:.4f}"
-                )
+    pairs = [
+        (f"target {line.target:g}", old, new)
+        for line, recalls in zip(certificate.lines, found, strict=True)
+        for old, new in zip(line.recalls, recalls, strict=True)
+    ]
+    pairs += [
+        (f"target {line.target:g}, {line.share:.1%} allowed", old, new)
+        for line, again in zip(certificate.filters or (), filtering.certified(index, questions), strict=True)
+        for old, new in zip(line.recalls, again.recalls, strict=True)
+    ]
+    problems = _changed_neighbours(index, questions) + [
+        f"{what}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
+        for what, old, new in pairs
+        if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE
+    ]
     if problems:
         raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")
     recalls = ", ".join(
@@ -177,18 +178,13 @@ def verify(folder: str | Path) -> str:
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
     """List the fault if exact search over the folder's vectors finds other neighbours than the noted ones."""
-    golden = slice(questions.tuning, questions.tuning + _GOLDEN)
-    vectors = questions.vectors[golden]
-    own = questions.own_rows(index.rows.row_of(), golden)
-    blocks = index.rows.vector_blocks()
-    exact = exact_rows(vectors, own, blocks, DEPTHS[0], len(index))
-    row_of = index.rows.row_of()
-    for vector, found, names in zip(vectors, exact, questions.neighbours, strict=False):
-        if any(name not in row_of for name in names):
-            return ["a noted neighbour is not among the ids"]
-        noted = [row_of[name] for name in names[: len(found)]]
+    noted = questions.certifying(_GOLDEN).as_noted(index.rows.row_of())
+    if (noted.exact < 0).any():
+        return ["a noted neighbour is not among the ids"]
+    found = with_exact(noted.vectors, noted.own, index.rows.vector_blocks(), DEPTHS[0], len(index))
+    for vector, rows, there in zip(noted.vectors, noted.exact, found.exact, strict=True):
         # Scores and not ids: equal scores, up to rounding, have no order.
-        old, new = ([float(index.rows.vector(row) @ vector) for row in some] for some in (noted, found))
+        old, new = ([float(index.rows.vector(row) @ vector) for row in some] for some in (rows[: len(there)], there))
         if not np.allclose(old, new, rtol=_SCORE_TOLERANCE, atol=_SCORE_TOLERANCE * np.abs(new).max()):
             return ["the exact neighbours of a question are not those that were noted"]
     return []

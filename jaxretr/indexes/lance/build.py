@@ -1,20 +1,24 @@
 """A corpus as a folder with a LanceDB table: vectors, texts, metadata, an index and its certificate."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.indexes import certificate as certificates
-from jaxretr.indexes import engine_certificate, golden_hits, question_sets
-from jaxretr.indexes.engine_certificate import Asked, Certificate
-from jaxretr.indexes.engine_questions import VERIFIED_QUESTIONS, asked_of, widths
+from jaxretr.indexes import golden_hits, question_sets, recall
 from jaxretr.indexes.golden_hits import Hits
+from jaxretr.indexes.graph_width import (
+    VERIFIED_QUESTIONS,
+    GraphOptions,
+    WidthSearch,
+    measured_again,
+    tuned_and_certified,
+)
 from jaxretr.indexes.lance.table import KIND, LanceTable, batch, write
+from jaxretr.indexes.measuring import Asked, machine_facts
 from jaxretr.indexes.passage_fields import documents
+from jaxretr.indexes.recall import Certificate
 from jaxretr.indexes.source import IndexSource, silent
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.parallel import memory
@@ -33,12 +37,7 @@ def export(
     out: Path,
     *,
     corpus: str | Path,
-    questions: np.ndarray | None = None,
-    k: int = 10,
-    seed: int = 0,
-    targets: Sequence[float] = (0.95,),
-    m: int = M,
-    ef_construction: int = EF_CONSTRUCTION,
+    options: GraphOptions,
     advance: Callable[[int], None] = silent,
 ) -> tuple[str, Certificate | None]:
     """Write the folder, which appears when it is complete, certified and verified.
@@ -48,11 +47,7 @@ def export(
       encoder: the model that encoded them, for the golden questions.
       out: a new or empty folder.
       corpus: the passages' texts and metadata.
-      questions: vectors float32 [B, D] to tune and to certify with; passages of the store by default.
-      k: the depth of recall@k.
-      seed: the seed of the samples.
-      targets: recalls to tune the search for.
-      m, ef_construction: parameters of the HNSW graphs.
+      options: the index to make.
       advance: called with the number of rows that were written since the last call.
 
     Returns:
@@ -61,39 +56,33 @@ def export(
     Raises:
       UserError: LanceDB cannot write it, or the corpus is not the store's.
     """
-    meta = source.store.meta
+    meta, graph = source.store.meta, options.graph(M, EF_CONSTRUCTION)
     stream = source.same_texts(corpus)
     fields = sorted({name for _, _, (_, metadata) in documents(stream) for name in metadata})
     disk = meta.rows * (meta.dim * 5 + 1000)
     memory.announce(f"{meta.rows} passages for LanceDB", meta.rows * meta.dim * 2 + (256 << 20), disk=disk, folder=out)
     with atomic_folder(out) as partial:
         batches = _batches(source, stream, fields, advance)
-        write(partial, batches, meta.dim, fields, m=m, ef_construction=ef_construction)
+        write(partial, batches, meta.dim, fields, **graph)
         table = LanceTable(partial, fields, meta.dim)
-        facts: dict[str, Any] = {**source.facts(), "fields": fields, "m": m, "ef_construction": ef_construction}
-        facts |= {"settings": [], "lancedb": certificates.machine_facts("lancedb")["versions"]["lancedb"]}
-        asked, certificate, k = asked_of(source, questions, seed), None, min(k, meta.rows)
-        if asked is not None:
-            settings = engine_certificate.tune(_search(table), asked, targets, k, widths(k, _MOST_WIDTH))
-            certificate = engine_certificate.certify(
-                _search(table),
-                asked,
-                settings,
-                k,
-                ("lancedb",),
-                rows=meta.rows,
-                dim=meta.dim,
-                seed=seed,
-                model=meta.model,
-                index=f"LanceDB's IVF_HNSW_SQ, m {m}, ef_construction {ef_construction}",
-            )
-            facts["settings"] = [asdict(setting) for setting in settings]
-            exact = asked.exact[asked.questions.certify]
-            question_sets.write(partial, question_sets.with_neighbours(asked.questions, exact, source.ids))
-            certificates.write(partial, certificate)
+        facts: dict[str, Any] = {**source.facts(), "fields": fields, **graph}
+        facts |= {"settings": [], "lancedb": machine_facts("lancedb")["versions"]["lancedb"]}
+        tuned = tuned_and_certified(
+            _search(table),
+            source,
+            options,
+            widest=_MOST_WIDTH,
+            index="LanceDB's IVF_HNSW_SQ, m {m}, ef_construction {ef_construction}".format(**graph),
+            packages=("lancedb",),
+        )
+        if tuned is not None:
+            facts["settings"] = [asdict(setting) for setting in tuned.settings]
+            question_sets.write(partial, tuned.questions)
+            recall.write(partial, tuned.certificate)
         vectors = golden_hits.questions(encoder)
         golden_hits.write(partial, vectors, golden_hits.exact(source.pieces(), source.ids, vectors))
-        return manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify), certificate
+        summary = manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
+        return summary, None if tuned is None else tuned.certificate
 
 
 def verify(folder: Path) -> str:
@@ -118,10 +107,9 @@ def verify(folder: Path) -> str:
         f"{len(table)} rows in LanceDB, of {facts['model']}; {len(expected.ids)} golden questions find their passages"
     )
     if facts["settings"] and not problems:
-        certificate = certificates.read(folder, Certificate)
-        problems += engine_certificate.check_again(certificate, _search(table), _again(folder, facts, table))
-        stated_recall = certificate.lines[0].recalls[0]
-        said += f"; recall@{stated_recall.k} {stated_recall.recall:.3f} when it was exported, and no less now"
+        worse, agrees = measured_again(recall.read(folder), _search(table), _again(folder, facts, table))
+        problems += worse
+        said += f"; {agrees}"
     manifest.refuse(folder, problems)
     return said
 
@@ -138,27 +126,15 @@ def _batches(
         first += len(piece)
 
 
-def _search(table: LanceTable) -> engine_certificate.WidthSearch:
-    def search(questions: np.ndarray, k: int, width: int) -> np.ndarray:
-        rows = np.full((len(questions), k), -1, np.int64)
-        for number, found in enumerate(table.search(questions, k, width)):
-            rows[number, : len(found.rows)] = found.rows
-        return rows
-
-    return search
+def _search(table: LanceTable) -> WidthSearch:
+    return lambda questions, k, width: [found.rows for found in table.search(questions, k, width)]
 
 
 def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
     """Read some certification questions, and the neighbours that were recorded for them."""
-    questions = question_sets.read(folder, facts["dim"])
-    part = slice(questions.tuning, questions.tuning + VERIFIED_QUESTIONS)
-    neighbours = questions.neighbours[:VERIFIED_QUESTIONS]
-    own = questions.own[part]
-    names = {name for found in neighbours for name in found} | {name for name in own if name is not None}
-    row_of = {name: row["row"] for name, row in table.rows(list(names), ["row"]).items()}
-    exact = np.array([[row_of.get(name, -2) for name in found] for found in neighbours], np.int64)
-    kept = replace(questions, vectors=questions.vectors[part], tuning=0, own=own, neighbours=())
-    return Asked(kept, exact, kept.own_rows(row_of, slice(None)))
+    questions = question_sets.read(folder, facts["dim"]).certifying(VERIFIED_QUESTIONS)
+    names = {name for found in (questions.own, *questions.neighbours) for name in found if name is not None}
+    return questions.as_noted({name: row["row"] for name, row in table.rows(list(names), ["row"]).items()})
 
 
 def _readme(name: str, facts: dict[str, Any]) -> str:

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxretr.embeddings.encoding import Encoder
-from jaxretr.indexes import certificate as certificates
+from jaxretr.indexes import recall
 from jaxretr.indexes.checks import check_model, check_questions
-from jaxretr.indexes.engine_certificate import Certificate, settings_of, width_of
+from jaxretr.indexes.graph_width import Width, width_of
 from jaxretr.indexes.lance.table import KIND, LanceTable, Only
 from jaxretr.indexes.served import Document, Hit, SearchOptions, Standing, find_unchanging
 from jaxretr.runtime.errors import UserError
@@ -49,8 +48,8 @@ class LanceIndex:
         facts = stated.facts
         check_model(str(folder), facts["dim"], facts["model"], facts["model_fingerprint"], encoder)
         self.name, self._folder, self._facts = name, folder, facts
-        self._settings = settings_of(facts)
-        self._certificate = certificates.read(folder, Certificate) if self._settings else None
+        self._settings = [Width(**setting) for setting in facts["settings"]]
+        self._certificate = recall.read(folder) if self._settings else None
         self._table = LanceTable(folder, facts["fields"], facts["dim"])
 
     def __len__(self) -> int:
@@ -111,7 +110,7 @@ class LanceIndex:
             "bytes": 0,
             "fields": list(self._table.fields),
             "targets": [setting.target for setting in self._settings],
-            "certificate": None if self._certificate is None else asdict(self._certificate),
+            "certificate": None if self._certificate is None else recall.as_dict(self._certificate),
             "lancedb": facts["lancedb"],
         }
 

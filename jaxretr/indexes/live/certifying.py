@@ -1,19 +1,20 @@
 """The recall certificate of a live index in its current state: the share of exact search's hits that it finds."""
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes import certificate as certificates
 from jaxretr.indexes import question_sets
-from jaxretr.indexes.certified.certificate import Certificate, Line
-from jaxretr.indexes.certified.engines import engine_of
+from jaxretr.indexes.certified.measure import kind_facts
+from jaxretr.indexes.certified.tuning import Setting
 from jaxretr.indexes.live.snapshots import Snapshot
 from jaxretr.indexes.live.view import View
+from jaxretr.indexes.measuring import Search, certify
+from jaxretr.indexes.recall import Certificate, as_dict
 from jaxretr.runtime.json_dataclass import dataclass_from
 
 
@@ -37,7 +38,7 @@ class Certified:
 
     def to_json(self) -> dict[str, Any]:
         """The content in the form that `from_json` reads."""
-        return asdict(self)
+        return as_dict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Certified":
@@ -58,7 +59,7 @@ class Certified:
             "changes_when_measured": self.changes,
             "changes_since": since,
             "stale": since > limit,
-            **{name: value for name, value in asdict(self.certificate).items() if name != "stale"},
+            **{name: value for name, value in as_dict(self.certificate).items() if name != "stale"},
         }
 
 
@@ -85,46 +86,31 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
     """
     scann = view.base.scann
     assert scann is not None
-    of = "passages" if questions is None else "questions"
+    stand_ins = questions is None
     own = np.full(0 if questions is None else len(questions), -1, np.int64)
     if questions is None:
-        questions, own = _stand_ins(view, seed)
+        there = np.flatnonzero(np.concatenate([view.base_there, view.tail_there]))
+        own = np.random.default_rng(seed).choice(there, min(len(there) // 2, question_sets.MOST // 2), replace=False)
+        questions = np.stack([view.vector(position) for position in own.tolist()])
     extra = int((own >= 0).any())
     depth = min(max(question_sets.DEPTH, scann.facts.k), view.count - extra)
-    _, found = view.exact(questions, depth + extra)
-    exact = np.array([[row for row in rows if row != itself][:depth] for rows, itself in zip(found, own, strict=True)])
-    lines = []
-    for setting in scann.facts.settings:
+    asked = question_sets.without_own(questions, view.exact(questions, depth + extra)[1], own)
 
-        def search(queries: np.ndarray, k: int, threads: int, target: float = setting.target):
-            return view.approximate(queries, min(k, view.count), target, threads)
+    def at(setting: Setting) -> Search:
+        return lambda queries, k, threads: view.approximate(queries, min(k, view.count), setting.target, threads)[1]
 
-        recalls = certificates.measure_recalls(search, questions, exact, own, (scann.facts.k, *certificates.DEPTHS))
-        lines.append(
-            Line(
-                target=setting.target,
-                tuned_k=scann.facts.k,
-                reached=setting.reached,
-                leaves=setting.leaves,
-                candidates=setting.candidates,
-                recalls=recalls,
-                **certificates.measure_speed(search, questions, scann.facts.k),
-            )
-        )
-    certificate = Certificate(
-        questions=len(questions),
-        of=of,
+    certificate = certify(
+        scann.facts.settings,
+        at,
+        asked,
+        scann.facts.k,
+        stand_ins=stand_ins,
         rows=view.count,
-        dim=view.space.dim,
-        leaves=scann.facts.leaves,
-        train_rows=scann.facts.train_rows,
         seed=seed,
         model=view.space.model,
-        lines=tuple(lines),
-        engine=scann.facts.engine,
         # The snapshot's settings hold: rows removed since are a filter like any other; the tail is searched exactly.
         filters=() if scann.certificate is None else scann.certificate.filters,
-        **certificates.machine_facts(engine_of(scann.facts.engine).package),
+        **kind_facts(scann.facts),
     )
     return Certified(
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,18 +119,6 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         changes=view.changes,
         certificate=certificate,
     )
-
-
-def _stand_ins(view: View, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Passages as questions [Q, D], and their positions [Q]."""
-    there = np.flatnonzero(np.concatenate([view.base_there, view.tail_there]))
-    count = min(len(there) // 2, question_sets.MOST // 2)
-    positions = np.random.default_rng(seed).choice(there, count, replace=False)
-    in_base = positions < len(view.base)
-    vectors = np.empty((count, view.space.dim), np.float32)
-    vectors[in_base] = view.base.vectors[positions[in_base]]
-    vectors[~in_base] = view.tail.vectors[positions[~in_base] - len(view.base)]
-    return vectors, positions
 
 
 class RecentQuestions:

@@ -14,6 +14,7 @@ from jaxretr.indexes.exact.slabs import QUERY_BUCKETS
 from jaxretr.indexes.live.database import Space
 from jaxretr.indexes.live.segments import Base, Segment, TailRows, columns_of
 from jaxretr.indexes.live.writes import Change
+from jaxretr.indexes.recall import of_target
 from jaxretr.indexes.served import Hit, SearchOptions
 from jaxretr.runtime.errors import UserError, did_you_mean
 
@@ -111,7 +112,8 @@ class View:
     def found(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> Found:
         """Find passages; see `ServedIndex.search`."""
         if options.target_recall is not None and self.base.scann is not None:
-            self._check_target(options.target_recall)
+            settings = self.base.scann.facts.settings
+            of_target(settings, options.target_recall, "the index", "choose one of these")
         allowed = self._allowed(options)
         if self.is_approximate(options):
             return self.approximate(vectors, k, options.target_recall, allowed=allowed)
@@ -227,13 +229,6 @@ class View:
             if asked == n:
                 return None
             asked *= 2
-
-    def _check_target(self, target: float) -> None:
-        assert self.base.scann is not None
-        there = [setting.target for setting in self.base.scann.facts.settings]
-        if target not in there:
-            names = ", ".join(f"{each:g}" for each in there)
-            raise UserError(f"target_recall={target}: the index was built for {names}; choose one of these")
 
     # ---- filters -----------------------------------------------------------------------------------------------------
 

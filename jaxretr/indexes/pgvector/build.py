@@ -2,8 +2,8 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,16 @@ import numpy as np
 from jaxretr.data.corpus import rows_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.embeddings import golden
-from jaxretr.indexes import engine_certificate, golden_hits
-from jaxretr.indexes.engine_certificate import Asked, Certificate, Width
-from jaxretr.indexes.engine_questions import VERIFIED_QUESTIONS, asked_of, stored, widths
+from jaxretr.indexes import golden_hits, question_sets, recall
 from jaxretr.indexes.golden_hits import Hits
+from jaxretr.indexes.graph_width import (
+    VERIFIED_QUESTIONS,
+    GraphOptions,
+    WidthSearch,
+    measured_again,
+    padded,
+    tuned_and_certified,
+)
 from jaxretr.indexes.passage_fields import documents
 from jaxretr.indexes.pgvector import table as tables
 from jaxretr.indexes.pgvector import writing
@@ -23,7 +29,7 @@ from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection, Database, as_user_error
 from jaxretr.indexes.pgvector.searching import MOST_WIDTH, Only, search
 from jaxretr.indexes.pgvector.table import MOST_COLUMN_DIM, Names, State, TableFacts, as_json, indexed_as
-from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import Certificate
 from jaxretr.indexes.source import IndexSource, silent
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError, import_extra
@@ -45,12 +51,7 @@ def export(
     address: Address,
     *,
     corpus: str | Path,
-    questions: np.ndarray | None = None,
-    k: int = 10,
-    seed: int = 0,
-    targets: Sequence[float] = (0.95,),
-    m: int = M,
-    ef_construction: int = EF_CONSTRUCTION,
+    options: GraphOptions,
     advance: Callable[[int], None] = silent,
 ) -> tuple[str, Certificate | None]:
     """Write the tables, which take the place of the old ones when they are complete, certified and verified.
@@ -60,11 +61,7 @@ def export(
       encoder: the model that encoded them, for the golden questions.
       address: the table's address.
       corpus: the passages' texts and metadata.
-      questions: vectors float32 [B, D] to tune and to certify with; passages of the store by default.
-      k: the depth of recall@k.
-      seed: the seed of the samples.
-      targets: recalls to tune the search for.
-      m, ef_construction: parameters of the HNSW index.
+      options: the index to make.
       advance: called with the number of rows that were copied since the last call.
 
     Returns:
@@ -83,9 +80,9 @@ def export(
             _check_ours(connection, address)
             connection.execute("SELECT set_config('statement_timeout', '0', true)")
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
-            loader = _Loader(connection, source, address, m, ef_construction, seed)
+            loader = _Loader(connection, source, address, options)
             loader.copy(stream, advance)
-            certificate = loader.certify(questions, k, targets)
+            certificate = loader.certify()
             loader.write_golden(golden_hits.questions(encoder))
             summary = _verified(connection, replace(address, table=loader.table))
             writing.exchange(connection, loader.names, address)
@@ -121,16 +118,13 @@ class _Loader:
       state: the known state of the new tables.
     """
 
-    def __init__(
-        self, connection: Connection, source: IndexSource, address: Address, m: int, ef_construction: int, seed: int
-    ):
-        self.connection, self.source, self.seed = connection, source, seed
+    def __init__(self, connection: Connection, source: IndexSource, address: Address, options: GraphOptions):
+        self.connection, self.source, self.options = connection, source, options
         self.address = address
         self.generation = secrets.token_hex(8)
         self.suffix = f"{address.table[-1]}_{self.generation[:8]}"
         self.table = (*address.table[:-1], self.suffix)
         self.names = Names.of(self.table)
-        self.m, self.ef_construction = m, ef_construction
         self.state: State
 
     def copy(self, stream: CorpusStream, advance: Callable[[int], None]) -> None:
@@ -150,7 +144,7 @@ class _Loader:
         writing.create(self.connection, self.names, meta.dim)
         fields = writing.copy_in(self.connection, self.names, rows, pieces())
         indexed = indexed_as(meta.dim)
-        sizes = {"rows": meta.rows, "dim": meta.dim, "m": self.m, "ef_construction": self.ef_construction}
+        sizes = {"rows": meta.rows, "dim": meta.dim, **self.options.graph(M, EF_CONSTRUCTION)}
         writing.build_indexes(self.connection, self.names, self.suffix, indexed, **sizes)
         server, extension = _versions(self.connection)
         facts = TableFacts(
@@ -163,7 +157,7 @@ class _Loader:
             indexed=indexed,
             settings=(),
             certificate=None,
-            seed=self.seed,
+            seed=self.options.seed,
             jaxretr=__version__,
             postgresql=server,
             pgvector=extension,
@@ -175,48 +169,42 @@ class _Loader:
                 "INSERT INTO {} (generation, sequence, next_row, rows, changed, fields, facts) "
                 "VALUES (%s, 0, %s, %s, 0, %s, %s::jsonb)"
             ).format(self.names.facts),
-            (self.generation, meta.rows, meta.rows, list(self.state.fields), as_json(asdict(facts))),
+            (self.generation, meta.rows, meta.rows, list(self.state.fields), as_json(recall.as_dict(facts))),
         )
 
-    def certify(self, questions: np.ndarray | None, k: int, targets: Sequence[float]) -> Certificate | None:
+    def certify(self) -> Certificate | None:
         """Tune the search, measure the certificate, and record both."""
-        facts, source = self.state.facts, self.source
-        asked = asked_of(source, questions, self.seed)
-        if asked is None:
-            return None
-        k = min(k, facts.rows)
-        if facts.indexed == "none":
-            settings = [Width(target=target, width=0, reached=True) for target in targets]
-        else:
-            settings = engine_certificate.tune(self._search, asked, targets, k, widths(k, MOST_WIDTH))
+        facts = self.state.facts
         index = (
             "searched exactly in PostgreSQL"
             if facts.indexed == "none"
             else f"pgvector's HNSW over {'rounded vectors' if facts.indexed == 'halfvec' else 'the vectors'}, m {facts.m}, "
             f"ef_construction {facts.ef_construction}"
         )
-        certificate = engine_certificate.certify(
-            self._search,
-            asked,
-            settings,
-            k,
-            ("psycopg", "pgvector"),
-            rows=facts.rows,
-            dim=facts.dim,
-            seed=self.seed,
-            model=facts.model,
+        tuned = tuned_and_certified(
+            _search(self.connection, self.names, self.state),
+            self.source,
+            self.options,
+            widest=None if facts.indexed == "none" else MOST_WIDTH,
             index=f"{index} (PostgreSQL {facts.postgresql}, pgvector {facts.pgvector})",
+            packages=("psycopg", "pgvector"),
         )
-        facts = replace(facts, settings=tuple(settings), certificate=certificate)
+        if tuned is None:
+            return None
+        facts = replace(facts, settings=tuned.settings, certificate=tuned.certificate)
         self.state = replace(self.state, facts=facts)
-        own, vectors = stored(asked.questions)
+        kept = tuned.questions.certifying()
         self.connection.execute(
             sql.SQL("UPDATE {} SET facts = %s::jsonb, questions = %s::jsonb, question_vectors = %s").format(
                 self.names.facts
             ),
-            (as_json(asdict(facts)), as_json(own), vectors),
+            (
+                as_json(recall.as_dict(facts)),
+                as_json(kept.own),
+                np.ascontiguousarray(kept.vectors, "<f4").tobytes(),
+            ),
         )
-        return certificate
+        return tuned.certificate
 
     def write_golden(self, vectors: np.ndarray) -> None:
         """Record the hits that the golden questions must find, according to our own exact search."""
@@ -227,18 +215,12 @@ class _Loader:
             (as_json(content), np.ascontiguousarray(vectors, "<f4").tobytes()),
         )
 
-    def _search(self, questions: np.ndarray, k: int, width: int) -> np.ndarray:
-        return found_rows(self.connection, self.names, self.state, questions, k, width or None)
 
-
-def found_rows(
-    connection: Connection, names: Names, state: State, questions: np.ndarray, k: int, width: int | None
-) -> np.ndarray:
-    """The rows that a search finds, int64 [B, k], -1 where there are fewer."""
-    rows = np.full((len(questions), k), -1, np.int64)
-    for number, found in enumerate(search(connection, names, state, questions, k, width, Only())):
-        rows[number, : len(found.rows)] = found.rows
-    return rows
+def _search(connection: Connection, names: Names, state: State) -> WidthSearch:
+    """The search of the table; a width of 0 scores every row."""
+    return lambda questions, k, width: [
+        found.rows for found in search(connection, names, state, questions, k, width or None, Only())
+    ]
 
 
 def _check_ours(connection: Connection, address: Address) -> None:
@@ -279,9 +261,9 @@ def _verified(connection: Connection, address: Address) -> str:
     else:
         said.append(f"{state.changed} passages changed since the export, so the golden questions are not asked")
     if not problems and facts.certificate is not None:
-        problems += _recall_problems(connection, names, state, facts.certificate)
-        line = facts.certificate.lines[0].recalls[0]
-        said.append(f"recall@{line.k} {line.recall:.3f} when it was exported, and no less now")
+        worse, agrees = _measured_again(connection, names, state, facts.certificate)
+        problems += worse
+        said.append(agrees)
     if problems:
         raise UserError(f"{address.shown}: not what was exported: {'; '.join(problems)}; export again")
     return "; ".join(said)
@@ -316,7 +298,9 @@ def _golden_problem(connection: Connection, names: Names, state: State) -> tuple
     return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
 
 
-def _recall_problems(connection: Connection, names: Names, state: State, certificate: Certificate) -> list[str]:
+def _measured_again(
+    connection: Connection, names: Names, state: State, certificate: Certificate
+) -> tuple[list[str], str]:
     """Ask certification questions again; an exact search finds their current neighbours."""
     own_ids, raw = _evidence(connection, names, "questions", "question_vectors")
     own_ids = own_ids[:VERIFIED_QUESTIONS]
@@ -329,14 +313,9 @@ def _recall_problems(connection: Connection, names: Names, state: State, certifi
     )
     own = np.array([-1 if name is None else row_of.get(name, -1) for name in own_ids], np.int64)
     k = certificate.lines[0].tuned_k
-    exact = found_rows(connection, names, state, vectors, k + int((own >= 0).any()), None)
-    kept = np.array([[row for row in found if row != itself][:k] for found, itself in zip(exact, own, strict=True)])
-    questions = Questions(vectors, 0, certificate.of == "passages", tuple(own_ids))
-
-    def one(questions: np.ndarray, k: int, width: int) -> np.ndarray:
-        return found_rows(connection, names, state, questions, k, width or None)
-
-    return engine_certificate.check_again(certificate, one, Asked(questions, kept, own))
+    by_width, depth = _search(connection, names, state), k + int((own >= 0).any())
+    asked = question_sets.without_own(vectors, padded(by_width(vectors, depth, 0), depth), own)
+    return measured_again(certificate, by_width, asked)
 
 
 def _evidence(connection: Connection, names: Names, content: str, vectors: str) -> tuple[Any, bytes]:

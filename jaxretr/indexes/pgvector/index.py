@@ -3,21 +3,21 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxretr.embeddings.encoding import Encoder
 from jaxretr.indexes.checks import check_documents, check_model, check_questions
-from jaxretr.indexes.engine_certificate import width_of
 from jaxretr.indexes.filters import is_value
+from jaxretr.indexes.graph_width import width_of
 from jaxretr.indexes.pgvector import table as tables
 from jaxretr.indexes.pgvector import writing
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection, Database, DatabaseFullError
 from jaxretr.indexes.pgvector.searching import Only, search
 from jaxretr.indexes.pgvector.table import Names, State, holds
+from jaxretr.indexes.recall import as_dict
 from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions, Standing, StorageFull, Written, ids_of
 from jaxretr.runtime.errors import UserError, import_extra
 
@@ -194,7 +194,7 @@ class PgvectorIndex:
             )
         )
         facts = state.facts
-        certificate = None if facts.certificate is None else asdict(facts.certificate) | {"stale": state.changed > 0}
+        certificate = None if facts.certificate is None else as_dict(facts.certificate) | {"stale": state.changed > 0}
         return {
             "engine": "pgvector",
             "address": self._address.shown,

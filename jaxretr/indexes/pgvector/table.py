@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from jaxretr.indexes.engine_certificate import Certificate, Width
+from jaxretr.indexes.graph_width import Width
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection
+from jaxretr.indexes.recall import Certificate
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.json_dataclass import dataclass_from
 

@@ -1,0 +1,212 @@
+"""Tuning and certifying the index of a database with one knob: how wide its graph is searched.
+
+The exact neighbours are found by our own search over the vectors that were loaded, so that the certificate compares the
+database with something other than itself.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.indexes import question_sets
+from jaxretr.indexes.measuring import Asked, Search, certify, measure_recalls
+from jaxretr.indexes.question_sets import Questions
+from jaxretr.indexes.recall import Certificate, Target, certain_recall, ladder, of_target
+from jaxretr.indexes.source import IndexSource
+
+log = logging.getLogger(__name__)
+
+# Questions of each half: a database answers them one by one, and a recall of 0.99 is certain with 1,100 and more.
+_MOST_QUESTIONS = 1200
+
+# The fewest passages to certify: fewer are searched exactly, and prove nothing.
+_FEWEST_ROWS = 4
+
+# pgvector's own default.
+_NARROWEST = 40
+
+VERIFIED_QUESTIONS = 200
+"""The number of questions that `verify` asks again."""
+
+# (questions [B, D], k, width) -> at most k rows of each question, best first.
+WidthSearch = Callable[[np.ndarray, int, int], Sequence[Sequence[int] | NDArray[np.int64]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width(Target):
+    """The width of the graph's search that reaches a target.
+
+    Attributes:
+      width: candidates that the graph's search holds; 0 where every row is scored.
+    """
+
+    width: int
+
+
+def width_of(settings: Sequence[Width], target: float | None, index: str) -> int:
+    """The width for a target; that of the first by default.
+
+    Raises:
+      UserError: a target that was not tuned for.
+    """
+    return of_target(settings, target, index, "choose one of these, or export again").width
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """The index that an export to a database is to make.
+
+    Attributes:
+      m, ef_construction: parameters of the HNSW graphs; None: the database's default here.
+      questions: vectors float32 [B, D] to tune and to certify with; None: passages of the store.
+      targets: recalls@k to tune the search for.
+      k: their depth.
+      seed: the seed of the samples.
+    """
+
+    m: int | None = None
+    ef_construction: int | None = None
+    questions: np.ndarray | None = None
+    targets: Sequence[float] = (0.95,)
+    k: int = 10
+    seed: int = 0
+
+    def graph(self, m: int, ef_construction: int) -> dict[str, int]:
+        """The parameters of the graphs, with a database's defaults."""
+        own = {"m": self.m, "ef_construction": self.ef_construction}
+        return {"m": m, "ef_construction": ef_construction} | {name: at for name, at in own.items() if at is not None}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of `tuned_and_certified`.
+
+    Attributes:
+      settings: one for each target.
+      questions: those that were asked, with the exact neighbours of the certification questions.
+      certificate: the measured recall and speed.
+    """
+
+    settings: tuple[Width, ...]
+    questions: Questions
+    certificate: Certificate
+
+
+def tuned_and_certified(
+    search: WidthSearch,
+    source: IndexSource,
+    options: GraphOptions,
+    *,
+    widest: int | None,
+    index: str,
+    packages: Sequence[str],
+) -> Tuned | None:
+    """Find a width for each target, and measure it on other questions; None for too few passages.
+
+    Args:
+      search: the index.
+      source: the passages that it holds.
+      options: see `GraphOptions`.
+      widest: the most candidates that the graph's search can hold; None: there is no graph, and every row is scored.
+      index: the kind of index and its parameters, for people.
+      packages: Python packages whose versions the certificate states.
+    """
+    rows, meta, seed, targets = len(source.ids), source.store.meta, options.seed, options.targets
+    if rows < _FEWEST_ROWS:
+        return None
+    if options.questions is None:
+        drawn = question_sets.stand_ins(
+            source.ids, lambda row: source.store.rows(row, row + 1)[0], seed, _MOST_QUESTIONS
+        )
+    else:
+        drawn = question_sets.split(options.questions, seed, _MOST_QUESTIONS)
+    row_of = {name: row for row, name in enumerate(source.ids)}
+    own = drawn.own_rows(row_of, slice(None))
+    asked = question_sets.with_exact(drawn.vectors, own, source.pieces(), min(question_sets.DEPTH, rows), rows)
+    k, certifying = min(options.k, rows), asked.part(drawn.certify)
+    if widest is None:
+        settings = [Width(target=target, width=0, reached=True) for target in targets]
+    else:
+        # Narrower ones save little, and questions may be farther from the passages than those that they were tuned on.
+        widths = ladder(min(max(k, _NARROWEST), widest), widest)
+        settings = _tune(search, asked.part(drawn.tune), targets, k, widths)
+    certificate = certify(
+        settings,
+        lambda setting: _at(search, setting.width),
+        certifying,
+        k,
+        stand_ins=drawn.stand_ins,
+        packages=packages,
+        rows=rows,
+        dim=meta.dim,
+        seed=seed,
+        model=meta.model,
+        index=index,
+    )
+    return Tuned(tuple(settings), question_sets.with_neighbours(drawn, certifying.exact, source.ids), certificate)
+
+
+def _tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, widths: Sequence[int]) -> list[Width]:
+    """The narrowest of the widths (ascending) that reaches each target; a warning where none does for certain."""
+    certain: dict[int, float] = {}
+    for width in widths:
+        recalls = asked.recalls(_at(search, width), k)
+        certain[width] = certain_recall(recalls, k)
+        if certain[width] >= max(targets) or recalls.min() == 1:  # more cannot be shown
+            break
+    chosen = []
+    for target in targets:
+        enough = [width for width, bound in certain.items() if bound >= target]
+        width = min(enough) if enough else max(certain, key=lambda width: (certain[width], -width))
+        if not enough:
+            log.warning(
+                "recall@%d of %g is not reached for certain: with %d candidates %.4f is certain on %d tuning questions; "
+                "give more questions, or a lower target",
+                k,
+                target,
+                width,
+                certain[width],
+                len(asked.vectors),
+            )
+        chosen.append(Width(target=target, width=width, reached=bool(enough)))
+    return chosen
+
+
+def measured_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> tuple[list[str], str]:
+    """Measure the recalls again.
+
+    Args:
+      certificate: the measurements made with the index.
+      search: the index as it is now.
+      asked: certification questions, with their neighbours as they are now.
+
+    Returns:
+      The recalls that lie below the certificate's by more than chance; and what agrees if there are none, for people.
+    """
+    problems = []
+    for line in certificate.lines:
+        assert line.width is not None
+        stated = line.recalls[0]
+        found = measure_recalls(_at(search, line.width), asked, (line.tuned_k,))[0]
+        if found.high < stated.low:
+            problems.append(
+                f"recall@{found.k} at the target {line.target:g} is {found.recall:.4f}, but the certificate states {stated}"
+            )
+    stated = certificate.lines[0].recalls[0]
+    return problems, f"recall@{stated.k} {stated.recall:.3f} when it was exported, and no less now"
+
+
+def _at(search: WidthSearch, width: int) -> Search:
+    """The search at one width, with the database's own threads."""
+    return lambda questions, k, threads: padded(search(questions, k, width), k)
+
+
+def padded(found: Sequence[Sequence[int] | NDArray[np.int64]], k: int) -> NDArray[np.int64]:
+    """Rows of B questions as int64 [B, k], with -1 where there are fewer."""
+    rows = np.full((len(found), k), -1, np.int64)
+    for number, some in enumerate(found):
+        rows[number, : len(some)] = some
+    return rows
