@@ -81,8 +81,8 @@ def outcomes(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         changes = {"encoder": {"max_passage_length": 16}, "index_aware": PRODUCT, "data": {"dev_questions": None}}
         with few_padding_rows():
             run = ContrastiveRun(contrastive_config(tiny_models, **changes), mesh, tmp_path_factory.mktemp("run"))
-        run.optimizer = optax.sgd(0.1)
-        run.train_step = compiled_quickly(make_step(run.program, run.optimizer, mesh))
+        run.programs.optimizer = optax.sgd(0.1)
+        run.programs.step = compiled_quickly(make_step(run.program, run.programs.optimizer, mesh))
         state = run.init()
         first, metrics = jax.device_get(state.train), []
         for number in range(3):
