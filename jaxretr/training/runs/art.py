@@ -29,15 +29,7 @@ from jaxretr.training.runs.corpus_tokens import abstract_rows, columns, corpus_t
 from jaxretr.training.runs.encoder_start import encoder_inputs, load_model, model_shape
 from jaxretr.training.runs.given_passages import GivenPassages, places
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
-from jaxretr.training.runs.outline import (
-    INDEX,
-    SCORER,
-    TABLE,
-    TOKENS,
-    Outline,
-    of_state,
-    token_shapes,
-)
+from jaxretr.training.runs.outline import INDEX, SCORER, TABLE, TOKENS, Outline, of_state, token_shapes
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.suites import Suites, evaluation_of
@@ -158,17 +150,10 @@ class ArtRun:
         table = empty_table and jax.eval_shape(empty_table)
         b = config.train.batch_size
         questions, forms = question_shapes(model, mesh, b, config.typos)
-        targets = token_shapes(mesh, ids, shape.question_length, b)
+        targets, numbers = token_shapes(mesh, ids, shape.question_length, b), abstract_rows(mesh, "int32", b)
         given = abstract_rows(mesh, "int32", b, program.given) if program.given else None
-        batch = QuestionBatch(
-            questions.tokens,
-            questions.lengths,
-            targets.tokens,
-            targets.lengths,
-            abstract_rows(mesh, "int32", b),
-            forms,
-            given,
-        )
+        texts = questions.tokens, questions.lengths, targets.tokens, targets.lengths
+        batch = QuestionBatch(*texts, numbers, forms, given)
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer, TABLE: table}
         arguments = state, index, table, passages, scorer_passages, scorer, batch
         return programs.outline(arguments, resident, config.data.has_dev_questions)

@@ -124,10 +124,8 @@ class ContrastiveRun:
         rows = size.rows(model.config.max_passage_length, model.ids)
         programs = CorpusPrograms(config, program, make_step, model, rows, mesh)
         state, whole = programs.abstract_state(), programs.whole
-        index, contents = (
-            (whole.abstract_index() if program.searches else None),
-            abstract_rows(mesh, "int32", whole.rows),
-        )
+        index = whole.abstract_index() if program.searches else None
+        contents = abstract_rows(mesh, "int32", whole.rows)
         b, places = config.train.batch_size, positives + config.negatives.static + config.negatives.mined
         questions, forms = question_shapes(model, mesh, b, config.typos)
         batch = ContrastiveBatch(

@@ -130,7 +130,7 @@ def test_one_device_and_eight_take_the_same_steps(outcomes: dict[int, Outcome]) 
 def test_the_program_of_the_fit_exchanges_nothing_in_its_loops(outcomes: dict[int, Outcome]) -> None:
     run, train = outcomes[8].run, outcomes[8].last
     arguments = train.params, run.whole.passages, train.codes, train.step
-    program = Program(run.codes._learn.lower(*arguments).compile().as_text())
+    program = Program(run.codes.learn.lower(*arguments).compile().as_text())
     assert program.loops and not [each for each in program.collectives if each.in_loop]
 
 
