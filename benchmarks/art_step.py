@@ -195,7 +195,7 @@ class Ours:
     def summary(self) -> str:
         run, config = self.run, self.run.config
         return (
-            f"{len(run.corpus)} passages of {run.whole.store.lengths.mean():.0f} tokens, {len(run.questions)} questions; "
+            f"{len(run.corpus)} passages of {run.store.lengths.mean():.0f} tokens, {len(run.questions)} questions; "
             f"batches of {config.train.batch_size} questions with {config.art.top_k} passages"
         )
 

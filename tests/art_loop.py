@@ -77,7 +77,7 @@ def ours(
     with few_padding_rows():
         run = ArtRun(config, mesh, workdir)
     history = History()
-    compiled = compiled_quickly(run.train_step)
+    compiled = compiled_quickly(run.programs.step)
 
     def recording(*arguments: Any) -> Any:
         result = compiled(*arguments)
@@ -87,7 +87,7 @@ def ours(
         history.rows.append(np.asarray(result[4]))
         return result
 
-    run.train_step = recording
+    run.programs.step = recording
     state = run.init()
     for number in range(steps):
         state, _ = run.step(state, number, run.batch(number))

@@ -102,8 +102,8 @@ def assert_gradients_equal(found: dict[str, np.ndarray], expected: dict[str, np.
 
 def compiled_step(run: Any, *arguments: Any) -> Program:
     """Compiles a run's step for these arguments, lets the run use that, and returns its text."""
-    compiled = run.train_step.lower(*arguments).compile({"xla_backend_optimization_level": 0})
-    run.train_step = compiled
+    compiled = run.programs.step.lower(*arguments).compile({"xla_backend_optimization_level": 0})
+    run.programs.step = compiled
     return Program(compiled.as_text())
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
 from jaxretr.config import AdapterShape, Pooling
-from jaxretr.models.backbones.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
+from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
-from jaxretr.models.backbones.layers import Params, define, initialise, linear, matmuls_in
+from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
@@ -213,38 +213,28 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
       equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
     """
 
-    def draw() -> Params:
-        params: Params = {BACKBONE: initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)}
-        dense = {}
-        for number, (name, shape, inputs) in enumerate(reversed(config.dense), start=1):
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            kernel = config.backbone.initializer_range * jax.random.normal(key, (inputs, shape.size), jnp.float32)
-            dense[name] = {"kernel": kernel, "bias": jnp.zeros(shape.size, jnp.float32)}
-        params |= unflatten_dict(dense, sep="/")
-        if config.adapter is not None:
-            params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
-        return params
+    return {name: _init_tower(config, seed) for name in _towers(config)}
 
-    return {name: draw() for name in _towers(config)}
+
+def _init_tower(config: DualEncoderConfig, seed: int) -> Params:
+    params: Params = {BACKBONE: initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)}
+    dense = {}
+    for number, (name, shape, inputs) in enumerate(reversed(config.dense), start=1):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        kernel = config.backbone.initializer_range * jax.random.normal(key, (inputs, shape.size), jnp.float32)
+        dense[name] = {"kernel": kernel, "bias": jnp.zeros(shape.size, jnp.float32)}
+    params |= unflatten_dict(dense, sep="/")
+    if config.adapter is not None:
+        params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
+    return params
 
 
 def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
     """Return the shapes of `init_params`, or of `joint_params`, as ShapeDtypeStructs; allocates nothing."""
     if isinstance(config, JointConfig):
-        parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
-        return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
-    tower: Params = {BACKBONE: define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]}
-    dense = {
-        name: {
-            "kernel": jax.ShapeDtypeStruct((inputs, shape.size), jnp.float32),
-            "bias": jax.ShapeDtypeStruct((shape.size,), jnp.float32),
-        }
-        for name, shape, inputs in config.dense
-    }
-    tower |= unflatten_dict(dense, sep="/")
-    if config.adapter is not None:
-        tower["adapter"] = abstract_adapter(config.adapter, config.backbone)
-    return dict.fromkeys(_towers(config), tower)
+        parts = abstract_params(config.base), abstract_params(config.lexical)
+        return jax.eval_shape(lambda base, lexical: joint_params(base, lexical, 0.0), *parts)
+    return dict.fromkeys(_towers(config), jax.eval_shape(lambda: _init_tower(config, 0)))
 
 
 def _towers(config: DualEncoderConfig) -> tuple[str, ...]:

@@ -269,7 +269,7 @@ def test_a_run_prints_what_evaluate_prints_and_takes_none_for_a_negative(
     # What the step took as negatives.
     batch = run.batch(0)
     order = run.batches.indices(0).tolist()
-    *_, rows = run.train_step(state.train, state.index, run.whole.passages, run.device_contents, batch)
+    *_, rows = run.programs.step(state.train, state.index, run.whole.passages, run.device_contents, batch)
     for number, taken in zip(order, np.asarray(rows)[:, 1:].tolist(), strict=True):
         id = run.examples.draws.examples.questions[number].id  # pyright: ignore[reportAttributeAccessIssue]
         negatives = {list(PASSAGES)[row] for row in taken if row >= 0}

@@ -1,144 +1,81 @@
 """The shapes of models without their weights: from config.json, the hub's cache, or a table of known names."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
-from jaxretr.models.backbones.backbone_config import Backbone
-from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.t5 import T5Config
-from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub import adapter_formats
-from jaxretr.models.hub.bert_names import NAMES
 from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import default_pooling, is_ours, load, model_folder, states_use
 from jaxretr.models.hub.encoder_params import encoder_shape_of
 from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import is_hub_name, read_json
-from jaxretr.models.hub.rotary_params import rotary_shape
 from jaxretr.models.hub.t5_params import t5_shape
 from jaxretr.runtime.errors import UserError
 
-# Content of their config.json on the hub, which is public, so that nothing need be fetched to plan a run.
-_BERT_BASE = BertConfig()
-_LARGE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
+
+def _sizes(model_type: str, width: int, layers: int, heads: int, inner: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        **others,
+    }
+
+
+def _qwen3(width: int, layers: int, heads: int, inner: int, **others: Any) -> dict[str, Any]:
+    attention = {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1_000_000}
+    return _sizes("qwen3", width, layers, heads, inner, **attention, **others)
+
+
+def _t5(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+    sizes = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "vocab_size": 32128}
+    return {"model_type": "t5", **sizes, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+
+_BERT = _sizes("bert", 768, 12, 12, 3072)
 _BERTS = {
-    "bert-base-uncased": _BERT_BASE,
-    "bert-base-cased": dataclasses.replace(_BERT_BASE, vocab_size=28996),
-    "bert-base-chinese": dataclasses.replace(_BERT_BASE, vocab_size=21128),
-    "bert-large-uncased": BertConfig(**_LARGE),
+    "bert-base-uncased": _BERT,
+    "bert-base-cased": {**_BERT, "vocab_size": 28996},
+    "bert-base-chinese": {**_BERT, "vocab_size": 21128},
+    "bert-large-uncased": _sizes("bert", 1024, 24, 16, 4096),
 }
-_MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
-_ROBERTA = BertConfig(architecture="roberta", vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1)
-_XLM_ROBERTA = dataclasses.replace(_ROBERTA, architecture="xlm-roberta", vocab_size=250002)
-_XLM_ROBERTA_LARGE = dataclasses.replace(_XLM_ROBERTA, **_LARGE)
-_MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
-_T5_ENCODER_BASE = T5EncoderConfig(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
-_T5_ENCODER_LARGE = T5EncoderConfig(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
-_T5_ENCODER_XL = T5EncoderConfig(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32)
-# Shapes by the config.json of the hub's models, without transformers' defaults.
-_MODERNBERT: dict[str, Any] = {"model_type": "modernbert"}
-_QWEN3: dict[str, Any] = {
-    "model_type": "qwen3",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1_000_000,
-    "vocab_size": 151665,
-}
-_ROTARY: dict[str, dict[str, Any]] = {
-    "answerdotai/ModernBERT-base": _MODERNBERT,
-    "answerdotai/ModernBERT-large": {
-        **_MODERNBERT,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 2624,
-    },
-    "Qwen/Qwen3-Embedding-0.6B": {
-        **_QWEN3,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 32768,
-        "vocab_size": 151669,
-    },
-    "Qwen/Qwen3-Embedding-4B": {
-        **_QWEN3,
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "intermediate_size": 9728,
-    },
-    "Qwen/Qwen3-Embedding-8B": {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "intermediate_size": 12288,
-    },
-    "google/embeddinggemma-300m": {
-        "model_type": "gemma3_text",
-        "hidden_size": 768,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "intermediate_size": 1152,
-        "vocab_size": 262144,
-        "max_position_embeddings": 2048,
-        "sliding_window": 512,
-        "use_bidirectional_attention": True,
-    },
-    "intfloat/e5-mistral-7b-instruct": {
-        "model_type": "mistral",
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-    },
-}
-KNOWN_ENCODERS: dict[str, Backbone] = {
+_T5S = {"base": _t5(768, 12, 12, 2048), "large": _t5(1024, 24, 16, 2816)}
+_T5S |= {"xl": _t5(2048, 24, 32, 5120), "xxl": _t5(4096, 24, 64, 10240)}
+KNOWN: dict[str, dict[str, Any]] = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
-    "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
-    "FacebookAI/roberta-base": _ROBERTA,
-    "FacebookAI/xlm-roberta-base": _XLM_ROBERTA,
-    "FacebookAI/xlm-roberta-large": _XLM_ROBERTA_LARGE,
-    "intfloat/multilingual-e5-base": _XLM_ROBERTA,
-    "intfloat/multilingual-e5-large": _XLM_ROBERTA_LARGE,
-    "BAAI/bge-m3": dataclasses.replace(_XLM_ROBERTA_LARGE, max_position_embeddings=8192),
-    "distilbert/distilbert-base-uncased": NAMES["distilbert"].defaults,
-    "microsoft/mpnet-base": _MPNET,
-    "sentence-transformers/all-mpnet-base-v2": _MPNET,
-    "sentence-transformers/gtr-t5-base": _T5_ENCODER_BASE,
-    "sentence-transformers/gtr-t5-large": _T5_ENCODER_LARGE,
-    "sentence-transformers/gtr-t5-xl": _T5_ENCODER_XL,
-    "sentence-transformers/sentence-t5-base": _T5_ENCODER_BASE,
-    **{name: rotary_shape(stated, name) for name, stated in _ROTARY.items()},
-}
-
-_T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
-_T5_LARGE = T5Config(d_model=1024, d_ff=2816, num_heads=16, num_layers=24, num_decoder_layers=24)
-_T5_XL = T5Config(d_model=2048, d_ff=5120, num_heads=32, num_layers=24, num_decoder_layers=24)
-_T5_XXL = T5Config(d_model=4096, d_ff=10240, num_heads=64, num_layers=24, num_decoder_layers=24)
-KNOWN_T5S = {
-    "bigscience/T0_3B": _T5_XL,
-    "bigscience/T0": _T5_XXL,
+    "sentence-transformers/all-MiniLM-L6-v2": _sizes("bert", 384, 6, 12, 1536),
+    "BAAI/bge-m3": _sizes(
+        "xlm-roberta",
+        1024,
+        24,
+        16,
+        4096,
+        vocab_size=250002,
+        max_position_embeddings=8194,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        pad_token_id=1,
+    ),
+    "answerdotai/ModernBERT-base": {"model_type": "modernbert"},
+    "Qwen/Qwen3-Embedding-0.6B": _qwen3(1024, 28, 16, 3072, max_position_embeddings=32768, vocab_size=151669),
+    "Qwen/Qwen3-Embedding-4B": _qwen3(2560, 36, 32, 9728, max_position_embeddings=40960, vocab_size=151665),
+    "bigscience/T0_3B": _T5S["xl"],
+    "bigscience/T0": _T5S["xxl"],
     **{
-        template.format(size): shape
-        for template in ("google/t5-v1_1-{}", "google/t5-{}-lm-adapt", "google/flan-t5-{}")
-        for size, shape in (("base", _T5_BASE), ("large", _T5_LARGE), ("xl", _T5_XL), ("xxl", _T5_XXL))
+        name.format(size): t5
+        for name in ("google/t5-v1_1-{}", "google/t5-{}-lm-adapt", "google/flan-t5-{}")
+        for size, t5 in _T5S.items()
     },
 }
+"""What the config.json of models on the hub states of their shape, so that the shipped configs can be planned offline."""
 
 
 def encoder_shape(
@@ -151,7 +88,7 @@ def encoder_shape(
     """Return the configuration that `DualEncoder.from_pretrained` loads, from config.json without weights if possible.
 
     Args:
-      path: as for `DualEncoder.from_pretrained`, or one of KNOWN_ENCODERS.
+      path: as for `DualEncoder.from_pretrained`, or one of KNOWN.
       passage_path: as there; nothing is read of the second tower, as both have one shape.
       shared: as there.
       pooling: as there.
@@ -167,7 +104,7 @@ def encoder_shape(
         # Loaded on the host only, and small: the content of such a folder is known only when it is read.
         return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
     else:
-        backbone, projection = _backbone(path)
+        backbone, projection = encoder_shape_of(_config_json(path), path)
         config = DualEncoderConfig(
             backbone,
             shared=passage_path is None,
@@ -181,40 +118,36 @@ def encoder_shape(
 
 def vocabulary_of(path: str) -> int:
     """Return the number of entries of a model's tokenizer; the model's own number if the tokenizer is not available."""
-    return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _backbone(path)[0].vocab_size
+    if Path(path).expanduser().is_dir():
+        return vocabulary_size(load_tokenizer(path))
+    return encoder_shape_of(_config_json(path), path)[0].vocab_size
 
 
 def scorer_shape(path: str) -> T5Config:
     """Return the shape of a T5.
 
     Args:
-      path: a Hugging Face folder, a hub name, or one of KNOWN_T5S.
+      path: a Hugging Face folder, a hub name, or one of KNOWN.
 
     Raises:
       UserError: as for `encoder_shape`; or not a T5.
     """
-    found = _config_json(path, KNOWN_T5S)
-    return found if isinstance(found, T5Config) else t5_shape(found, path)
+    return t5_shape(_config_json(path), path)
 
 
 def holds_t5(path: str) -> bool:
     """Whether a model is neither a cross-encoder nor a causal language model; `path` as for `scorer_shape`."""
-    found = _config_json(path, KNOWN_T5S)
-    return isinstance(found, T5Config) or not (is_cross_encoder(found, path) or is_causal_lm(found, path))
+    found = _config_json(path)
+    return not (is_cross_encoder(found, path) or is_causal_lm(found, path))
 
 
-def _backbone(path: str) -> tuple[Backbone, int]:
-    found = _config_json(path, KNOWN_ENCODERS)
-    return (found, 0) if isinstance(found, Backbone) else encoder_shape_of(found, path)
-
-
-def _config_json(path: str, known: Mapping[str, Any]) -> Any:
-    """Return the parsed config.json of a folder or of a hub's model, or a known model's shape."""
+def _config_json(path: str) -> dict[str, Any]:
+    """Return the parsed config.json of a folder or of a hub's model, or what is known of it."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return read_json(model_folder(folder), "config.json")
     unknown = UserError(
-        f"{path}: no such model folder, and none of the known models ({', '.join(known)}); to plan without it, name one "
+        f"{path}: no such model folder, and none of the known models ({', '.join(KNOWN)}); to plan without it, name one "
         "of the same shape"
     )
     if not is_hub_name(path):
@@ -223,8 +156,8 @@ def _config_json(path: str, known: Mapping[str, Any]) -> Any:
 
     if isinstance(cached := hub.try_to_load_from_cache(path, "config.json"), str):
         return read_json(Path(cached).parent, "config.json")
-    if path in known:
-        return known[path]
+    if path in KNOWN:
+        return KNOWN[path]
     try:
         return read_json(Path(hub.hf_hub_download(path, "config.json", etag_timeout=10)).parent, "config.json")
     except UserError:

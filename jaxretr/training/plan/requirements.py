@@ -222,7 +222,7 @@ def _program(
     # A program may read only part of a group: a refresh reads the encoder's tokens of the corpus, not the scorer's.
     rest = {name: size - groups.get(name, 0) for name, size in _sizes(run.resident).items()}
     beside = {name: size for name, size in rest.items() if size > 0}
-    traced: Any = program.program.trace(*program.arguments)  # pyright: ignore[reportFunctionMemberAccess]
+    traced = program.trace()
     flops = matmul_flops(traced)
     seconds = None if tflops is None else flops / (len(devices.devices) * tflops * 1e12)
     log.info("compiling %s for %d devices", program.name, len(devices.devices))

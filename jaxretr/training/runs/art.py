@@ -14,7 +14,7 @@ from jaxretr.data.question_identity import own_rows
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.embeddings.fingerprints import texts_fingerprint
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.encode import note_cut
 from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher
 from jaxretr.runtime.errors import UsageError
@@ -22,37 +22,22 @@ from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
-from jaxretr.training import optim
 from jaxretr.training.runs.art_texts import read_art_texts
+from jaxretr.training.runs.corpus_programs import CorpusPrograms
 from jaxretr.training.runs.corpus_sizes import CorpusSize, most_questions
-from jaxretr.training.runs.corpus_tokens import columns, corpus_tokens, width_of
-from jaxretr.training.runs.encoder_start import encoder_inputs, frozen_branches, load_model, model_config
+from jaxretr.training.runs.corpus_tokens import abstract_rows, columns, corpus_tokens, width_of
+from jaxretr.training.runs.encoder_start import encoder_inputs, load_model, model_shape
 from jaxretr.training.runs.given_passages import GivenPassages, places
-from jaxretr.training.runs.index_codes import IndexCodes
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
-from jaxretr.training.runs.outline import (
-    INDEX,
-    SCORER,
-    TABLE,
-    TOKENS,
-    AbstractCorpus,
-    Outline,
-    abstract_tokens,
-    of_state,
-    training_step,
-)
+from jaxretr.training.runs.outline import INDEX, SCORER, TABLE, TOKENS, Outline, of_state, token_shapes
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
-from jaxretr.training.runs.step_questions import StepQuestions
+from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.suites import Suites, evaluation_of
 from jaxretr.training.runs.teacher_start import OnDevices, load_teacher, stored, teacher_shape
-from jaxretr.training.runs.teacher_table import abstract_table, check_made_of, empty_table, made_of, read_table
+from jaxretr.training.runs.teacher_table import check_made_of, made_of, read_table, table_maker
 from jaxretr.training.runs.whole_corpus import (
     DevSet,
-    WholeCorpus,
-    abstract_rows,
-    abstract_train_state,
     activation_bytes,
-    initial_state,
     passage_store,
     put_batch,
     put_forms,
@@ -82,79 +67,7 @@ class ArtState(NamedTuple):
     """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
-class ArtPrograms:
-    """Programs that an ART run compiles, which depend on the config, the models' shapes and the corpus's size alone."""
-
-    def __init__(
-        self,
-        config: ArtConfig,
-        encoder: DualEncoderConfig | JointConfig,
-        teacher: T5Teacher | PairTeacher,
-        widths: TeacherWidths,
-        corpus_rows: int,
-        mesh: Mesh,
-        passage_widths: tuple[int, ...] = (),
-    ):
-        """Build the step; nothing is compiled yet.
-
-        Args:
-          config: config of the run.
-          encoder: config of its dual encoder, or of the two that are trained jointly.
-          teacher: constants of its scorer.
-          widths: lengths that the teacher's rows are padded to.
-          corpus_rows: number of passages in the corpus.
-          mesh: the devices.
-          passage_widths: lengths that suit the passages as the encoder reads them, where they are known.
-
-        Raises:
-          UsageError: settings that do not apply to ART.
-        """
-        if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
-            raise UsageError(
-                "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
-                "leave them out"
-            )
-        index_aware.check(config.index_aware)
-        given = places(config)
-        top_k = min(config.art.top_k, corpus_rows)
-        if top_k < config.art.top_k:
-            note(log.warning, "art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
-        self.program = ArtProgram(
-            encoder=encoder,
-            encoder_dtype=config.encoder.dtype,
-            corpus_rows=corpus_rows,
-            index=config.index,
-            chunk=config.art.chunk,
-            activation_bytes=activation_bytes(config.encoder, mesh),
-            seed=config.train.seed,
-            shard_parameters=splits(config.mesh, encoder, mesh),
-            index_aware=config.index_aware,
-            passage_widths=passage_widths,
-            teaching=Teaching(
-                teacher=teacher,
-                widths=widths,
-                dtype=config.scorer.dtype,
-                chunk=config.scorer.chunk,
-                replacement=config.table.replacement,
-                on_cpus=mesh.devices.flat[0].platform == "cpu",
-            ),
-            art=config.art,
-            top_k=top_k,
-            given=given,
-            temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
-            typos=config.typos,
-        )
-        if self.program.compared > corpus_rows:
-            raise UsageError(
-                f"art.top_k, .positives, .hard_negatives and .uniform are {self.program.compared} passages a question, and the "
-                f"corpus has {corpus_rows}; lower them"
-            )
-        self.frozen = frozen_branches(config.encoder, config.joint)
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.train_step = make_step(self.program, self.optimizer, mesh)
-
-
-class ArtRun(ArtPrograms):
+class ArtRun:
     """An ART run with the methods that train.py calls."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
@@ -198,17 +111,15 @@ class ArtRun(ArtPrograms):
         note_cut(self.target_rows.truncated, len(questions), "teacher's question", self.scorer.question_length)
         widths = teacher_widths(self.scorer.teacher, passage_rows, self.target_rows)
 
-        # ---- programs ------------------------------------------------------------------------------------------------
-        store = passage_store(self.model, self.corpus, stores)
-        super().__init__(
-            config, self.model.config, self.scorer.teacher, widths, len(self.corpus), mesh, widths_of(store)
+        # ---- programs and corpus -------------------------------------------------------------------------------------
+        self.store = passage_store(self.model, self.corpus, stores)
+        self.program = art_program(
+            config, self.model.config, self.scorer.teacher, widths, len(self.corpus), mesh, widths_of(self.store)
         )
-
-        # ---- corpus --------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, store, self.program, mesh, config.index.dtype)
+        self.programs = CorpusPrograms(config, self.program, make_step, self.model, self.store, mesh)
+        self.whole, self.codes = self.programs.whole, self.programs.codes
         self.scorer_passages = corpus_tokens(passage_rows, self.whole.rows, mesh)
-
-        self.codes = IndexCodes(self.program, mesh, len(self.corpus))
+        self.empty_table = table_maker(config.table, len(self.questions), self.program.compared, mesh)
 
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
@@ -222,39 +133,30 @@ class ArtRun(ArtPrograms):
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
-        encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
-        mean, longest = (
-            size.mean_ids(shape.passage_length),
-            (columns(shape.passage_length), columns(shape.question_length)),
-        )
-        widths = TeacherWidths.of_averages(shape.teacher, mean, *longest)
-        run = ArtPrograms(config, encoder, shape.teacher, widths, size.searched, mesh)
-        split = run.program.shard_parameters
-        codes = IndexCodes(run.program, mesh, size.searched)
-        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
-        state = codes.abstract(state)
-        corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
-        index, passages = corpus.index(config.index), corpus.tokens
+        model, shape = model_shape(config.encoder, config.joint), teacher_shape(config.scorer)
         ids = ids_dtype(shape.vocabulary)
-        scorer_passages = corpus.passages(ids, shape.passage_length)
-        scorer = sharding.abstract(stored(shape.teacher, shape.teacher.abstract_params(), config.scorer.dtype), mesh)
-        questions, forms = corpus.questions(config.train.batch_size, config.typos)
-        targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)
-        numbers = abstract_rows(mesh, "int32", config.train.batch_size)
-        rows = abstract_rows(mesh, "int32", config.train.batch_size, run.program.given) if run.program.given else None
-        batch = QuestionBatch(
-            questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers, forms, rows
-        )
-        table = abstract_table(config.table, most_questions(config), run.program.compared, mesh)
+        read = size.rows(shape.passage_length, ids)
+        longest = columns(shape.passage_length), columns(shape.question_length)
+        widths = TeacherWidths.of_averages(shape.teacher, read.mean, *longest)
+        program = art_program(config, model.config, shape.teacher, widths, size.searched, mesh)
+        rows = size.rows(model.config.max_passage_length, model.ids)
+        programs = CorpusPrograms(config, program, make_step, model, rows, mesh)
+        state, index, passages = programs.abstract_state(), programs.whole.abstract_index(), programs.whole.passages
+        scorer_passages = corpus_tokens(read, programs.whole.rows, mesh)
+        params = shape.teacher.abstract_params()
+        scorer = jax.eval_shape(lambda params: stored(shape.teacher, params, config.scorer.dtype), params)
+        scorer = sharding.abstract(scorer, mesh)
+        empty_table = table_maker(config.table, most_questions(config), program.compared, mesh)
+        table = empty_table and jax.eval_shape(empty_table)
+        b = config.train.batch_size
+        questions, forms = question_shapes(model, mesh, b, config.typos)
+        targets, numbers = token_shapes(mesh, ids, shape.question_length, b), abstract_rows(mesh, "int32", b)
+        given = abstract_rows(mesh, "int32", b, program.given) if program.given else None
+        texts = questions.tokens, questions.lengths, targets.tokens, targets.lengths
+        batch = QuestionBatch(*texts, numbers, forms, given)
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer, TABLE: table}
-        programs = [
-            training_step(run.train_step, (state, index, table, passages, scorer_passages, scorer, batch), resident),
-            *codes.planned(state, passages),
-        ]
-        programs += corpus.refreshes(run.program, state, index, programs[0])
-        if config.data.has_dev_questions:
-            programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
-        return Outline(programs, resident)
+        arguments = state, index, table, passages, scorer_passages, scorer, batch
+        return programs.outline(arguments, resident, config.data.has_dev_questions)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -262,7 +164,7 @@ class ArtRun(ArtPrograms):
         """Fingerprints of the data and of the models that the run begins with."""
         tokenizer = tokenizer_fingerprint(self.scorer.tokenizer)
         read = {
-            "corpus": self.whole.store.content,
+            "corpus": self.store.content,
             "questions": texts_fingerprint(self.questions),
             "judged passages": fingerprint([] if self.given is None else self.given.content),
             "dev questions": judged_digest(self.dev.questions, self.dev.qrels),
@@ -275,8 +177,7 @@ class ArtRun(ArtPrograms):
 
     def init(self) -> ArtState:
         """Return the pretrained weights, and an index that is encoded with them."""
-        split = self.program.shard_parameters
-        train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
+        train = self.programs.first_state(self.model)
         index, table = self.whole.encode(train), self.new_table()
         train = self.codes.first(train, self.whole.passages)
         every = self.upkeep.counted(train, index, lambda: self._trace_step(train, index, table))
@@ -284,25 +185,21 @@ class ArtRun(ArtPrograms):
 
     def abstract_state(self) -> ArtState:
         """Return the shapes and shardings of the state."""
-        split = self.program.shard_parameters
-        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        every = self.upkeep.abstract_every()
-        return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table(), every)
+        train, every = self.programs.abstract_state(), self.upkeep.abstract_every()
+        return ArtState(train, self.whole.abstract_index(), self.abstract_table(), every)
 
     def abstract_table(self) -> TableState | None:
         """Return the shapes and shardings of the table of scores, if there is one."""
-        return abstract_table(self.config.table, len(self.questions), self.program.compared, self.mesh)
+        return self.empty_table and jax.eval_shape(self.empty_table)
 
     def new_table(self) -> TableState | None:
         """Return the table of scores that a run begins with: empty, or read from a file."""
-        shapes, path = self.abstract_table(), self.config.table.path
-        if shapes is None:
-            return None
-        if path is None:
-            return empty_table(shapes, self.mesh)
+        path = self.config.table.path
+        if self.empty_table is None or path is None:
+            return self.empty_table and self.empty_table()
         digests = {name: digest(value) for name, value in self.inputs().read.items()}
         check_made_of(path, made_of(self.config.scorer, {**digests, "corpus": self.corpus.fingerprint()}))
-        return read_table(path, shapes, self.corpus, self.questions, self.mesh)
+        return read_table(path, jax.eval_shape(self.empty_table), self.corpus, self.questions, self.mesh)
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
         """Run one ART step; the index, or a slice of it, and product codes are renewed first if that is due."""
@@ -310,14 +207,14 @@ class ArtRun(ArtPrograms):
         if table is None:  # A checkpoint of an older version has none.
             table = self.new_table()
         index = self.upkeep.rolled(train, index, number, every)
-        train, index, table, values, _ = self.train_step(
+        train, index, table, values, _ = self.programs.step(
             train, index, table, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
         return ArtState(train, index, table, every), values
 
     def _trace_step(self, train: TrainState, index: CorpusState, table: TableState | None) -> Any:
         tokens = self.whole.passages, self.scorer_passages
-        return self.train_step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
+        return self.programs.step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
         """Return the state with a fresh index and fresh product codes, where they are due before step `number`."""
@@ -354,6 +251,72 @@ class ArtRun(ArtPrograms):
         tokens, lengths, forms = self.read.of_step(chosen, number)
         given = None if self.given is None else self.given.rows(chosen, number)
         return (tokens, lengths, *select(self.target_rows, chosen), chosen.astype(np.int32)), forms, given
+
+
+def art_program(
+    config: ArtConfig,
+    encoder: DualEncoderConfig | JointConfig,
+    teacher: T5Teacher | PairTeacher,
+    widths: TeacherWidths,
+    corpus_rows: int,
+    mesh: Mesh,
+    passage_widths: tuple[int, ...] = (),
+) -> ArtProgram:
+    """Return the constants of a run's compiled programs.
+
+    Args:
+      config: config of the run.
+      encoder: config of its dual encoder, or of the two that are trained jointly.
+      teacher: constants of its scorer.
+      widths: lengths that the teacher's rows are padded to.
+      corpus_rows: number of passages in the corpus.
+      mesh: the devices.
+      passage_widths: lengths that suit the passages as the encoder reads them, where they are known.
+
+    Raises:
+      UsageError: settings that do not apply to ART.
+    """
+    if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
+        raise UsageError(
+            "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
+            "leave them out"
+        )
+    index_aware.check(config.index_aware)
+    given = places(config)
+    top_k = min(config.art.top_k, corpus_rows)
+    if top_k < config.art.top_k:
+        note(log.warning, "art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
+    program = ArtProgram(
+        encoder=encoder,
+        encoder_dtype=config.encoder.dtype,
+        corpus_rows=corpus_rows,
+        index=config.index,
+        chunk=config.art.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
+        seed=config.train.seed,
+        shard_parameters=splits(config.mesh, encoder, mesh),
+        index_aware=config.index_aware,
+        passage_widths=passage_widths,
+        teaching=Teaching(
+            teacher=teacher,
+            widths=widths,
+            dtype=config.scorer.dtype,
+            chunk=config.scorer.chunk,
+            replacement=config.table.replacement,
+            on_cpus=mesh.devices.flat[0].platform == "cpu",
+        ),
+        art=config.art,
+        top_k=top_k,
+        given=given,
+        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
+        typos=config.typos,
+    )
+    if program.compared > corpus_rows:
+        raise UsageError(
+            f"art.top_k, .positives, .hard_negatives and .uniform are {program.compared} passages a question, and the "
+            f"corpus has {corpus_rows}; lower them"
+        )
+    return program
 
 
 def teacher_widths(teacher: T5Teacher | PairTeacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:

@@ -16,32 +16,28 @@ from jaxretr.data.tokens import vocabulary_size
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.starts import lexical_start
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices, put_rows
-from jaxretr.training import optim
+from jaxretr.training.runs.corpus_programs import CorpusPrograms
 from jaxretr.training.runs.corpus_sizes import CorpusSize
-from jaxretr.training.runs.encoder_start import encoder_inputs, frozen_branches, load_model, model_config
-from jaxretr.training.runs.index_codes import IndexCodes
+from jaxretr.training.runs.corpus_tokens import abstract_rows
+from jaxretr.training.runs.encoder_start import encoder_inputs, load_model, model_shape
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
-from jaxretr.training.runs.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
+from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
 from jaxretr.training.runs.run_examples import RunExamples, read_run_examples
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
-from jaxretr.training.runs.step_questions import StepQuestions
+from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.suites import Suites, evaluation_of
 from jaxretr.training.runs.validation import ValidationSet
 from jaxretr.training.runs.whole_corpus import (
     DevSet,
     Judged,
-    WholeCorpus,
-    abstract_rows,
-    abstract_train_state,
     activation_bytes,
     dev_questions,
-    initial_state,
     passage_store,
     put_batch,
     put_forms,
@@ -65,70 +61,7 @@ class ContrastiveState(NamedTuple):
     """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
-class ContrastivePrograms:
-    """Programs that a supervised run compiles, by its config, the model's shape and the number of passages alone."""
-
-    def __init__(
-        self,
-        config: ContrastiveConfig,
-        encoder: DualEncoderConfig | JointConfig,
-        corpus_rows: int,
-        positives: int,
-        mesh: Mesh,
-        passage_widths: tuple[int, ...] = (),
-    ):
-        """Build the step; nothing is compiled yet.
-
-        Args:
-          config: config of the run.
-          encoder: config of its model.
-          corpus_rows: number of passages that are searched.
-          positives: number of positives among an example's passages.
-          mesh: the devices.
-          passage_widths: lengths that suit the passages, where they are known.
-
-        Raises:
-          UsageError: settings that contradict each other.
-        """
-        whole = encoder.embedding_size
-        sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
-        if sizes[0] < 1 or sizes[-1] > whole:
-            raise UsageError(
-                f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's "
-                f"{whole}"
-            )
-        self.program = ContrastiveProgram(
-            encoder=encoder,
-            encoder_dtype=config.encoder.dtype,
-            corpus_rows=corpus_rows,
-            index=config.index,
-            chunk=config.contrastive.chunk,
-            activation_bytes=activation_bytes(config.encoder, mesh),
-            seed=config.train.seed,
-            shard_parameters=splits(config.mesh, encoder, mesh),
-            index_aware=config.index_aware,
-            passage_widths=passage_widths,
-            positives=positives,
-            sizes=sizes,
-            contrastive=config.contrastive,
-            negatives=config.negatives,
-            distillation=config.distillation,
-            typos=config.typos,
-        )
-        index_aware.check(config.index_aware)
-        if config.index_aware.kind == "product" and len(sizes) > 1:
-            raise UsageError(
-                "index_aware.kind=product and contrastive.matryoshka: product codes are of the whole embedding, and shorter "
-                "ones have codes of their own; leave one of them out"
-            )
-        if self.program.searches and not corpus_rows:
-            raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
-        self.frozen = frozen_branches(config.encoder, config.joint)
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.train_step = make_step(self.program, self.optimizer, mesh)
-
-
-class ContrastiveRun(ContrastivePrograms):
+class ContrastiveRun:
     """A supervised run with the methods that train.py calls."""
 
     def __init__(self, config: ContrastiveConfig, mesh: Mesh, workdir: Path):
@@ -152,13 +85,13 @@ class ContrastiveRun(ContrastivePrograms):
         self.questions = StepQuestions(self.examples.texts, config.typos, self.model, stores, seed)
         self.made = MadeAhead(self._on_host)
 
-        # ---- programs ------------------------------------------------------------------------------------------------
-        store = passage_store(self.model, passages, stores)
-        super().__init__(config, self.model.config, self.corpus_rows, self.draws.positives, mesh, widths_of(store))
-
-        # ---- passages ------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, store, self.program, mesh, config.index.dtype)
-        self.codes = IndexCodes(self.program, mesh, self.corpus_rows or len(passages))
+        # ---- programs and passages -----------------------------------------------------------------------------------
+        self.store = passage_store(self.model, passages, stores)
+        self.program = contrastive_program(
+            config, self.model.config, self.corpus_rows, self.draws.positives, mesh, widths_of(self.store)
+        )
+        self.programs = CorpusPrograms(config, self.program, make_step, self.model, self.store, mesh)
+        self.whole, self.codes = self.programs.whole, self.programs.codes
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
@@ -184,19 +117,17 @@ class ContrastiveRun(ContrastivePrograms):
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         check(config)
-        encoder = model_config(config.encoder, config.joint)
+        model = model_shape(config.encoder, config.joint)
         # The training file may have fewer negatives; the run reports this when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
-        run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
-        split = run.program.shard_parameters
-        codes = IndexCodes(run.program, mesh, size.searched or size.passages)
-        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
-        state = codes.abstract(state)
-        corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
-        contents = abstract_rows(mesh, "int32", corpus.rows)
-        index = corpus.index(config.index)
+        program = contrastive_program(config, model.config, size.searched, positives, mesh)
+        rows = size.rows(model.config.max_passage_length, model.ids)
+        programs = CorpusPrograms(config, program, make_step, model, rows, mesh)
+        state, whole = programs.abstract_state(), programs.whole
+        index = whole.abstract_index() if program.searches else None
+        contents = abstract_rows(mesh, "int32", whole.rows)
         b, places = config.train.batch_size, positives + config.negatives.static + config.negatives.mined
-        questions, forms = corpus.questions(b, config.typos)
+        questions, forms = question_shapes(model, mesh, b, config.typos)
         batch = ContrastiveBatch(
             questions.tokens,
             questions.lengths,
@@ -205,16 +136,9 @@ class ContrastiveRun(ContrastivePrograms):
             abstract_rows(mesh, "float32", b, places) if config.distillation.loss != "none" else None,
             forms,
         )
-        searches = run.program.searches
-        resident = {**of_state(state), TOKENS: (corpus.tokens, contents), **({INDEX: index} if searches else {})}
-        arguments = (state, index if searches else None, corpus.tokens, contents, batch)
-        programs = [training_step(run.train_step, arguments, resident)]
-        if searches:
-            programs += corpus.refreshes(run.program, state, index, programs[0])
-        programs += codes.planned(state, corpus.tokens)
-        if config.data.has_dev_questions and size.searched:
-            programs += corpus.evaluation(run.program, state, index, config.train, searches)
-        return Outline(programs, resident)
+        resident = {**of_state(state), TOKENS: (whole.passages, contents), INDEX: index}
+        evaluates = config.data.has_dev_questions and size.searched > 0
+        return programs.outline((state, index, whole.passages, contents, batch), resident, evaluates)
 
     @property
     def most_negatives(self) -> int:
@@ -232,8 +156,8 @@ class ContrastiveRun(ContrastivePrograms):
         bert = lexical_start(
             config.backbone,
             tokenizer.convert_ids_to_tokens(list(range(size))),
-            document_frequencies(self.whole.store, size),
-            self.whole.store.num_rows,
+            document_frequencies(self.store, size),
+            self.store.num_rows,
             tokenizer.all_special_ids,
             tokenizer.cls_token_id,
             self.config.train.seed,
@@ -250,7 +174,7 @@ class ContrastiveRun(ContrastivePrograms):
             lists = [fingerprint([each.offsets, each.values]) for each in examples.lists]
             dev = digest([dev, content_fingerprint(examples.texts), *lists])
         read = {
-            "passages": self.whole.store.content,
+            "passages": self.store.content,
             "questions": self.questions.store.content,
             "examples": fingerprint(self.draws.content),
             "dev questions": dev,
@@ -263,9 +187,7 @@ class ContrastiveRun(ContrastivePrograms):
     def init(self) -> ContrastiveState:
         """Return the pretrained weights, and an index that is encoded with them if the step searches."""
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
-        split = self.program.shard_parameters
-        train = initial_state(model, self.optimizer, self.mesh, self.frozen, split=split)
-        train = self.codes.first(train, self.whole.passages)
+        train = self.codes.first(self.programs.first_state(model), self.whole.passages)
         if not self.program.searches:
             return ContrastiveState(train, None)
         index = self.whole.encode(train)
@@ -273,9 +195,7 @@ class ContrastiveRun(ContrastivePrograms):
 
     def abstract_state(self) -> ContrastiveState:
         """Return the shapes and shardings of the state."""
-        split = self.program.shard_parameters
-        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        train = self.codes.abstract(train)
+        train = self.programs.abstract_state()
         if not self.program.searches:
             return ContrastiveState(train, None)
         return ContrastiveState(train, self.whole.abstract_index(), self.upkeep.abstract_every())
@@ -287,11 +207,11 @@ class ContrastiveRun(ContrastivePrograms):
         train, index, every = self.refreshed(state, number)
         if index is not None:
             index = self.upkeep.rolled(train, index, number, every)
-        train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
+        train, index, values, _ = self.programs.step(train, index, self.whole.passages, self.device_contents, batch)
         return ContrastiveState(train, index, every), values
 
     def _trace_step(self, train: TrainState, index: CorpusState) -> Any:
-        step: Any = self.train_step
+        step: Any = self.programs.step
         return step.trace(train, index, self.whole.passages, self.device_contents, self.batch(0))
 
     def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
@@ -341,6 +261,62 @@ def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged |
         assert examples.dev is not None
         judged = Judged(examples.dev.questions, examples.dev.qrels)
     return judged, searched
+
+
+def contrastive_program(
+    config: ContrastiveConfig,
+    encoder: DualEncoderConfig | JointConfig,
+    corpus_rows: int,
+    positives: int,
+    mesh: Mesh,
+    passage_widths: tuple[int, ...] = (),
+) -> ContrastiveProgram:
+    """Return the constants of a run's compiled programs.
+
+    Args:
+      config: config of the run.
+      encoder: config of its model.
+      corpus_rows: number of passages that are searched.
+      positives: number of positives among an example's passages.
+      mesh: the devices.
+      passage_widths: lengths that suit the passages, where they are known.
+
+    Raises:
+      UsageError: settings that contradict each other.
+    """
+    whole = encoder.embedding_size
+    sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
+    if sizes[0] < 1 or sizes[-1] > whole:
+        raise UsageError(
+            f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's {whole}"
+        )
+    program = ContrastiveProgram(
+        encoder=encoder,
+        encoder_dtype=config.encoder.dtype,
+        corpus_rows=corpus_rows,
+        index=config.index,
+        chunk=config.contrastive.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
+        seed=config.train.seed,
+        shard_parameters=splits(config.mesh, encoder, mesh),
+        index_aware=config.index_aware,
+        passage_widths=passage_widths,
+        positives=positives,
+        sizes=sizes,
+        contrastive=config.contrastive,
+        negatives=config.negatives,
+        distillation=config.distillation,
+        typos=config.typos,
+    )
+    index_aware.check(config.index_aware)
+    if config.index_aware.kind == "product" and len(sizes) > 1:
+        raise UsageError(
+            "index_aware.kind=product and contrastive.matryoshka: product codes are of the whole embedding, and shorter "
+            "ones have codes of their own; leave one of them out"
+        )
+    if program.searches and not corpus_rows:
+        raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
+    return program
 
 
 def check(config: ContrastiveConfig) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
@@ -12,6 +12,7 @@ from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_questions
 from jaxretr.data.training_set import read_passages
 from jaxretr.runtime.errors import UserError
+from jaxretr.training.runs.corpus_tokens import EstimatedRows
 from jaxretr.training.runs.run_examples import read_run_examples
 
 # Published number of passages of the collections with these names, and mean words of a passage with its title.
@@ -42,6 +43,10 @@ class CorpusSize(NamedTuple):
     def mean_ids(self, longest: int) -> float:
         """Estimate a passage's mean number of token ids; `longest` if nothing is known."""
         return longest if self.words is None else min(float(longest), _IDS_A_WORD * self.words + _IDS_A_ROW)
+
+    def rows(self, longest: int, dtype: Any) -> EstimatedRows:
+        """Return the passages as rows of token ids of an integer type, at most `longest` each."""
+        return EstimatedRows(self.passages, longest, self.mean_ids(longest), dtype)
 
 
 def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:

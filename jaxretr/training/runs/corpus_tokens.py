@@ -1,7 +1,7 @@
-"""A corpus's tokens on the devices without padding: copied there from a store, or their shapes for a plan."""
+"""A corpus's tokens on the devices without padding: copied there from a store, or their shapes in a plan."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,14 +18,29 @@ _MOST_IDS = 2**31 - 1
 _UNIT = 4096
 
 
-def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
+class EstimatedRows(NamedTuple):
+    """Rows of a plan, in place of a `TokenStore`: their number and length, without their tokens."""
+
+    num_rows: int
+    longest: int
+    """Largest number of ids of a row."""
+    mean: float
+    """Mean number of ids of a row."""
+    dtype: Any
+    """Integer type of the ids."""
+
+
+def corpus_tokens(store: TokenStore | EstimatedRows, rows: int, mesh: Mesh) -> CorpusTokens:
     """Put a store's rows on the devices, and empty rows up to `rows`; each host reads only its own.
 
     Args:
-      store: store of at most `rows` rows.
+      store: store of at most `rows` rows. Of estimated ones the result has the shapes alone; the devices' shares of them
+        are assumed to be equal.
       rows: N, a multiple of the data axis (see `padded_rows`).
       mesh: the devices.
     """
+    if isinstance(store, EstimatedRows):
+        return _shapes(store, rows, mesh)
     layout = Layout(store.offsets, rows, width_of(store), mesh.shape[DATA])
 
     def flat(start: int, stop: int) -> np.ndarray:
@@ -85,25 +100,18 @@ class Layout:
         return (self._offsets[there] - self.bounds[there // self._rows]).astype(np.int32)
 
 
-def abstract_corpus_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, mean: float) -> CorpusTokens:
-    """Return the shapes of `corpus_tokens` for rows that are about equally long on all devices.
-
-    Args:
-      mesh: the devices.
-      dtype: integer type of the ids.
-      rows: N.
-      longest: largest number of ids of a row.
-      mean: mean number of ids of a row.
-    """
-    width, devices, parts = columns(longest), mesh.shape[DATA], 1
-    while (length := _part_length(math.ceil(mean * rows / (devices * parts)), width)) > _MOST_IDS:
+def _shapes(store: EstimatedRows, rows: int, mesh: Mesh) -> CorpusTokens:
+    width, devices, parts = columns(store.longest), mesh.shape[DATA], 1
+    ids = store.mean * store.num_rows
+    while (length := _part_length(math.ceil(ids / (devices * parts)), width)) > _MOST_IDS:
         parts *= 2
+    numbers = abstract_rows(mesh, np.int32, rows)
+    return CorpusTokens(abstract_rows(mesh, store.dtype, *_ids_shape(devices, parts, length)), numbers, numbers, width)
 
-    def array(shape: tuple[int, ...], dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
 
-    numbers = array((rows,), np.int32)
-    return CorpusTokens(array(_ids_shape(devices, parts, length), dtype), numbers, numbers, width)
+def abstract_rows(mesh: Mesh, dtype: Any, *shape: int) -> Any:
+    """Return the shape of an array that is split by row."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
 
 
 def _part_length(ids: int, width: int) -> int:

@@ -1,6 +1,7 @@
 """Wiring of a cross-encoder's run: judged pairs, the model, the compiled step, re-ranking of the dev questions."""
 
 import dataclasses
+import functools
 import logging
 from pathlib import Path
 
@@ -26,9 +27,9 @@ from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices, to_host
 from jaxretr.training.runs.corpus_sizes import CorpusSize
-from jaxretr.training.runs.corpus_tokens import columns, width_of
+from jaxretr.training.runs.corpus_tokens import abstract_rows, width_of
 from jaxretr.training.runs.cross_encoder_start import holds_cross_encoder, load_cross_encoder, start_shape
-from jaxretr.training.runs.outline import Outline, of_state, training_step
+from jaxretr.training.runs.outline import Outline, token_shapes
 from jaxretr.training.runs.pair_draws import PairDraws, check
 from jaxretr.training.runs.reranking import RerankingSet
 from jaxretr.training.runs.run_examples import read_run_examples
@@ -36,8 +37,6 @@ from jaxretr.training.runs.run_inputs import Inputs, judged_digest
 from jaxretr.training.runs.text_pretraining import TokenPrograms
 from jaxretr.training.runs.whole_corpus import (
     Judged,
-    abstract_rows,
-    abstract_train_state,
     activation_bytes,
     dev_questions,
     put_batch,
@@ -111,18 +110,15 @@ class CrossEncoderRun:
         check_settings(config)
         shape, encoder = start_shape(config.encoder), config.encoder
         frame = PairFrame(*FRAME, encoder.max_length)
-        programs = cross_encoder_programs(config, shape, frame, mesh)
-        state = abstract_train_state(abstract_params(shape), programs.optimizer, mesh)
-        ids = ids_dtype(shape.backbone.vocab_size)
-        b, k = config.train.batch_size, 1 + config.negatives.count
-        batch = PairBatch(
-            abstract_rows(mesh, ids, b, columns(min(encoder.max_question_length, frame.room))),
-            abstract_rows(mesh, "int32", b),
-            abstract_rows(mesh, ids, b, k, columns(frame.room)),
-            abstract_rows(mesh, "int32", b, k),
-            abstract_rows(mesh, "bool", b, k),
-        )
-        return Outline([training_step(programs.step, (state, batch), of_state(state))], of_state(state))
+        ids, k = ids_dtype(shape.backbone.vocab_size), 1 + config.negatives.count
+
+        def batch(rows: int, training: bool) -> PairBatch:
+            questions = token_shapes(mesh, ids, min(encoder.max_question_length, frame.room), rows)
+            passages = token_shapes(mesh, ids, frame.room, rows, k)
+            there = abstract_rows(mesh, "bool", rows, k)
+            return PairBatch(questions.tokens, questions.lengths, passages.tokens, passages.lengths, there)
+
+        return cross_encoder_programs(config, shape, frame, mesh).outline(config, 0, batch)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -150,7 +146,7 @@ class CrossEncoderRun:
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state."""
-        return abstract_train_state(self.model.params, self.programs.optimizer, self.mesh)
+        return self.programs.abstract_state()
 
     def step(self, state: TrainState, number: int, batch: PairBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         """Training step `number` with its batch."""
@@ -219,7 +215,8 @@ def cross_encoder_programs(
         config.ranking.chunk,
         activation_bytes(config.encoder, mesh),
     )
-    return TokenPrograms.of(config, pair_loss(program), mesh, dropout=config.encoder.dropout > 0)
+    params, dropout = functools.partial(abstract_params, shape), config.encoder.dropout > 0
+    return TokenPrograms.of(config, pair_loss(program), params, mesh, dropout=dropout)
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:

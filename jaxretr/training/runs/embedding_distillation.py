@@ -29,10 +29,10 @@ from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.training.runs.corpus_sizes import CorpusSize
+from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import new_bert
 from jaxretr.training.runs.outline import Outline
-from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
-from jaxretr.training.runs.whole_corpus import abstract_rows
+from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.embedding_distillation import (
     DistillationBatch,
@@ -115,9 +115,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
                 texts(rows, config.data.max_length), texts(rows * config.short_texts, config.short_length)
             )
 
-        params = next(iter(abstract_params(model).values()))
-        programs = distillation_programs(config, model, mesh)
-        return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
+        return distillation_programs(config, model, mesh).outline(config, config.data.held_out, batch)
 
     def metrics(self, loss: float) -> dict[str, float]:
         """Return the mean held-out loss, and the cosine, which is 1 minus the loss."""
@@ -159,7 +157,8 @@ def student(config: EmbeddingDistillationConfig, vocabulary: int) -> DualEncoder
 
 def distillation_programs(config: EmbeddingDistillationConfig, model: DualEncoderConfig, mesh: Mesh) -> TokenPrograms:
     """Return the compiled programs of a run."""
-    return TokenPrograms.of(config, embedding_loss(model, config.dtype), mesh)
+    loss = embedding_loss(model, config.dtype)
+    return TokenPrograms.of(config, loss, lambda: abstract_params(model)["shared"], mesh)
 
 
 def _evenly(rows: np.ndarray, count: int) -> np.ndarray:

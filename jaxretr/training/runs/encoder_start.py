@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxretr.config import AdapterShape, BertShape, Joint
 from jaxretr.config import Encoder as EncoderConfig
+from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabulary_size
 from jaxretr.models.adapter import Adapter, same_towers
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter
@@ -17,7 +19,7 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params, prompt_of
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params, init_params, joint_params, prompt_of
 from jaxretr.models.hub.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
@@ -39,12 +41,27 @@ def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder 
     return JointModel(encoder, joint, seed)
 
 
-def model_config(encoder: EncoderConfig, joint: Joint) -> DualEncoderConfig | JointConfig:
-    """Return the configuration of the model that `load_model` loads, without reading any weights."""
+class ModelShape(NamedTuple):
+    """A run's model in a plan, without its weights and its tokenizer."""
+
+    config: DualEncoderConfig | JointConfig
+    params: Params
+    """ShapeDtypeStructs."""
+    ids: np.dtype
+    """Type of its token ids."""
+    tokenizer: None = None
+
+
+def model_shape(encoder: EncoderConfig, joint: Joint) -> ModelShape:
+    """Return the shape of the model that `load_model` loads, without reading any weights; raises the same errors."""
     if joint.lexical is None:
-        return encoder_config(encoder)
-    _check_joint(encoder)
-    return joint_config(encoder, joint)
+        config = encoder_config(encoder)
+    else:
+        _check_joint(encoder)
+        config = _joined(encoder_config(encoder), encoder_shape(joint.lexical), joint.lexical)
+    local = Path(encoder.path).expanduser().is_dir()
+    ids = ids_dtype(vocabulary_of(encoder.path) if local else config.backbone.vocab_size)
+    return ModelShape(config, abstract_params(config), ids)
 
 
 def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
@@ -82,16 +99,14 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
             pooling=config.pooling,
             normalise=config.normalise,
         )
+        _note_shorter(config, model.config)
     else:
         tokenizer = load_tokenizer(config.path)
         settings = _fresh(config, config.fresh, vocabulary_size(tokenizer))
         model = DualEncoder(settings, init_params(settings, seed), tokenizer)
-    if config.fresh is None:
-        _note_shorter(config, model.config)
-    settings = _settings(config, model.config)
+    settings = encoder_config(config, model.config)
     if config.adapter is not None:
         model = with_new_adapters(model, config.adapter, seed)
-        settings = dataclasses.replace(settings, adapter=model.config.adapter, lora_merged=model.config.lora_merged)
     if vocabulary_size(model.tokenizer) > settings.backbone.vocab_size:
         raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
     return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
@@ -124,20 +139,23 @@ def backbone_of(path: str) -> DualEncoder:
     return model
 
 
-def encoder_config(config: EncoderConfig) -> DualEncoderConfig:
-    """Return the configuration of the model that `load_encoder` loads, without reading any weights.
+def encoder_config(config: EncoderConfig, stated: DualEncoderConfig | None = None) -> DualEncoderConfig:
+    """Return the configuration of the model that a run starts from, with the settings of the run's config.
+
+    Args:
+      config: settings that name the model, or the shape of a new one.
+      stated: what the model states of itself, once it is loaded; None: found without reading any weights.
 
     Raises:
       UserError: the encoder's shape is not known here, see `encoder_shape`.
+      UsageError: settings that contradict each other, or that the model has no place for.
     """
     _check(config)
-    if config.fresh is None:
-        model = encoder_shape(
-            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
-        )
-    else:
-        model = _fresh(config, config.fresh, vocabulary_of(config.path))
-    settings = _settings(config, model)
+    if stated is None:
+        how = {"passage_path": config.passage_path, "shared": config.shared, "pooling": config.pooling}
+        fresh = config.fresh
+        stated = _fresh(config, fresh, vocabulary_of(config.path)) if fresh else encoder_shape(config.path, **how)
+    settings = _settings(config, stated)
     return settings if config.adapter is None else _adapted(settings, config.adapter)
 
 
@@ -250,12 +268,6 @@ def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEnco
 # ---- with a frozen lexical encoder -------------------------------------------------------------------------------------
 
 _APART = "{}: trained jointly, both encoders read the same token ids, but this one has"
-
-
-def joint_config(encoder: EncoderConfig, joint: Joint) -> JointConfig:
-    """Return the configuration of the `JointModel` of these settings, without reading any weights."""
-    assert joint.lexical is not None
-    return _joined(encoder_config(encoder), encoder_shape(joint.lexical), joint.lexical)
 
 
 def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> JointConfig:

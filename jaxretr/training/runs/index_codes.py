@@ -6,14 +6,19 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel import sharding
-from jaxretr.training.runs.outline import CODES, FROZEN, PARAMETERS, TOKENS, Planned
 from jaxretr.training.state import CorpusTokens, ProductCodes, TrainState
 from jaxretr.training.steps.index_aware import abstract_codes, make_learn
 from jaxretr.training.steps.live_index import IndexProgram
 
 
 class IndexCodes:
-    """Adds product codes to a run's state and keeps them fitted; for runs without any it does nothing."""
+    """Adds product codes to a run's state and keeps them fitted; for runs without any it does nothing.
+
+    Attributes:
+      active: whether the run has any.
+      every: steps between two fits.
+      learn: the compiled fit.
+    """
 
     def __init__(self, program: IndexProgram, mesh: Mesh, rows: int):
         """Prepare the programs; nothing is compiled yet.
@@ -32,12 +37,12 @@ class IndexCodes:
             raise UsageError(
                 f"index_aware.centres={settings.centres}: {rows} passages are too few to fit them to; give at most {rows}"
             )
-        self._every = settings.relearn_every
+        self.every = settings.relearn_every
         self._shapes: ProductCodes | None = None
         if self.active:
             shapes = abstract_codes(program.index_aware, program.encoder.embedding_size)
             self._shapes = sharding.abstract(shapes, mesh, NamedSharding(mesh, sharding.REPLICATED))
-        self._learn = make_learn(program, mesh, rows)
+        self.learn = make_learn(program, mesh, rows)
 
     def abstract(self, train: TrainState) -> TrainState:
         """Return the shapes of a state, with those of its codes."""
@@ -49,17 +54,9 @@ class IndexCodes:
 
     def refitted(self, train: TrainState, passages: CorpusTokens, number: int) -> TrainState:
         """Return the state with fresh codes, if they are due before step `number` and were not fitted since."""
-        if train.codes is None or not number or number % self._every or int(train.codes.learnt_at) == number:
+        if train.codes is None or not number or number % self.every or int(train.codes.learnt_at) == number:
             return train
         return self._fitted(train, passages, train.codes)
 
     def _fitted(self, train: TrainState, passages: CorpusTokens, start: ProductCodes | None) -> TrainState:
-        return dataclasses.replace(train, codes=self._learn(train.weights, passages, start, train.step))
-
-    def planned(self, state: TrainState, passages: CorpusTokens) -> list[Planned]:
-        """Return the program of the fit, with the shapes of its arguments, if there is one."""
-        if not self.active:
-            return []
-        groups = {PARAMETERS: state.params, FROZEN: state.frozen, TOKENS: passages, CODES: state.codes}
-        when = f"every {self._every} steps"
-        return [Planned("codes", when, self._learn, (state.weights, passages, state.codes, state.step), groups)]
+        return dataclasses.replace(train, codes=self.learn(train.weights, passages, start, train.step))

@@ -26,10 +26,10 @@ from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.training.runs.corpus_sizes import CorpusSize
+from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import backbone_of, new_bert
 from jaxretr.training.runs.outline import Outline
-from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
-from jaxretr.training.runs.whole_corpus import abstract_rows
+from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.mlm import MaskedBatch, mask, masked_lm_loss, prediction_places
 
@@ -79,7 +79,6 @@ class MlmRun(LanguageModelRun):
         """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         start = None if config.start is None else encoder_shape(config.start).backbone
         bert = mlm_bert(config, start, config.data.vocab_size)
-        params = define(lambda rngs: MaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
         width = config.data.max_length
         places = prediction_places(width, config.mask_rate)
 
@@ -88,8 +87,7 @@ class MlmRun(LanguageModelRun):
             tokens = abstract_rows(mesh, ids_dtype(bert.vocab_size), rows, width)
             return MaskedBatch(tokens, abstract_rows(mesh, "int32", rows), *of_places)
 
-        programs = mlm_programs(config, bert, mesh)
-        return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
+        return mlm_programs(config, bert, mesh).outline(config, config.data.held_out, batch)
 
     def _first_parameters(self, seed: int) -> Params:
         """Return the parameters of a new encoder, or of `start`; a head that `start` lacks is drawn."""
@@ -118,7 +116,7 @@ class MlmRun(LanguageModelRun):
             head, values = programs.step(head, self.batch(self.config.train.steps + number))
             if (number + 1) % self.config.train.log_every == 0 or number + 1 == steps:
                 log.info("head, step %d: loss %.4f", number + 1, float(values["loss"]))
-        return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
+        return sharding.put(TrainState.create(head.weights, self.programs.optimizer), self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Write a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
@@ -133,7 +131,11 @@ class MlmRun(LanguageModelRun):
 def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:
     """Return the compiled programs of a run whose encoder has this shape."""
     loss = masked_lm_loss(bert, config.dtype)
-    return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
+
+    def params() -> Params:
+        return define(lambda rngs: MaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
+
+    return TokenPrograms.of(config, loss, params, mesh, chunk=config.chunk, dropout=config.dropout > 0)
 
 
 def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> MaskedLmShape:

@@ -25,9 +25,9 @@ from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.training.runs.corpus_sizes import CorpusSize
+from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.outline import T5_PROMPT, Outline
-from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
-from jaxretr.training.runs.whole_corpus import abstract_rows
+from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.passage_lm import Example, RankedQuestions, ScorerBatch, scorer_loss, thinned_windows
 
@@ -61,9 +61,7 @@ class PassageLmRun(LanguageModelRun):
     def outline(config: PassageLmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         t5 = passage_lm_t5(config, config.data.vocab_size) if config.start is None else scorer_shape(config.start)
-        params = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
         ids = ids_dtype(t5.vocab_size)
-
         wide, target = config.data.max_length, target_width(config, T5_TARGET_START)
 
         def tokens(rows: int, *columns: int) -> Any:
@@ -81,8 +79,7 @@ class PassageLmRun(LanguageModelRun):
                 examples, RankedQuestions(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g))
             )
 
-        programs = passage_lm_programs(config, t5, T5_PROMPT, mesh)
-        return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
+        return passage_lm_programs(config, t5, T5_PROMPT, mesh).outline(config, config.data.held_out, batch)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Write a Hugging Face folder (T5ForConditionalGeneration)."""
@@ -128,7 +125,7 @@ def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt
         ranked_temperature=config.ranked_temperature,
         ranked_weight=config.ranked_weight,
     )
-    return TokenPrograms.of(config, loss, mesh)
+    return TokenPrograms.of(config, loss, lambda: define(lambda rngs: T5Model(shape, rngs=rngs))[1], mesh)
 
 
 def target_width(config: PassageLmConfig, start: int) -> int:

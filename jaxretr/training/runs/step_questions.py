@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxretr.config import Typos
 from jaxretr.data.tokens import question_rows
@@ -16,7 +17,10 @@ from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.corpus_tokens import width_of
+from jaxretr.training.runs.encoder_start import ModelShape
+from jaxretr.training.runs.outline import token_shapes
 from jaxretr.training.runs.whole_corpus import Model, question_store, typo_generator
+from jaxretr.training.state import TokenRows
 
 # The generator's `variant`: 0 is the question that is itself read misspelt, the other forms count from 1.
 _AUGMENTED = 0
@@ -115,6 +119,14 @@ class _PreDrawn(Sequence[str]):
             raise IndexError(place)
         draw, row = divmod(int(place), len(self.texts))
         return self.generator.texts([self.texts[row]], draw, [row], 1)[0]
+
+
+def question_shapes(model: ModelShape, mesh: Mesh, b: int, typos: Typos) -> tuple[TokenRows, TokenRows | None]:
+    """Return the shapes of a step's B questions, and of their misspelt forms if a term reads any."""
+    check(typos)
+    longest = model.config.max_question_length
+    forms = token_shapes(mesh, model.ids, longest, b, typos.forms) if typos.forms else None
+    return token_shapes(mesh, model.ids, longest, b), forms
 
 
 def check(typos: Typos) -> None:

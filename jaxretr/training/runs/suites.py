@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxretr.config import LiveIndex, Typos
 from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_beir
+from jaxretr.data.token_store import TokenStore
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
@@ -33,6 +34,7 @@ class _Member(NamedTuple):
     """One collection of a suite."""
 
     name: str
+    store: TokenStore
     whole: WholeCorpus
     dev: DevSet
 
@@ -68,11 +70,11 @@ class Suites:
                 beir = read_beir(one.folder, one.split)
                 store = passage_store(model, beir.corpus, stores)
                 sized = dataclasses.replace(program, corpus_rows=len(beir.corpus), passage_widths=widths_of(store))
-                whole = WholeCorpus(model, store, sized, mesh, index.dtype)
+                whole = WholeCorpus(store, sized, mesh, index.dtype)
                 judged = Judged(beir.questions, beir.qrels, str(one.folder))
                 # The questions unchanged, also in runs that train for typos.
                 dev = DevSet(judged, beir.corpus, model, mesh, stores, Typos())
-                self._members[suite].append(_Member(one.name, whole, dev))
+                self._members[suite].append(_Member(one.name, store, whole, dev))
                 note(
                     log.info,
                     "%s: each evaluation encodes its %d passages for %d questions of split %s",
@@ -92,9 +94,7 @@ class Suites:
     def digest(self) -> str:
         """Return a sha256 (hexadecimal) over the collections' passages, questions and judgements."""
         members = [member for members in self._members.values() for member in members]
-        return digest(
-            [[each.whole.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members]
-        )
+        return digest([[each.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members])
 
     def metrics(self, train: TrainState) -> dict[str, float]:
         """Encode and search every collection with the current weights, one after the other; return the metrics."""

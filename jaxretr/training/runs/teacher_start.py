@@ -117,7 +117,7 @@ def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
 
     Args:
       teacher: the teacher whose parameters they are.
-      params: arrays, or ShapeDtypeStructs.
+      params: the parameters, float32.
       dtype: type of the matmuls' operands.
     """
 
@@ -125,8 +125,6 @@ def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
         names = [str(key.key) for key in path]
         if not isinstance(teacher, T5Teacher) and (names[0] == HEAD or names[-1] not in ("kernel", "table")):
             return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype))
         return leaf.astype(jnp.dtype(dtype))
 
     return jax.tree_util.tree_map_with_path(one, params)

@@ -1,7 +1,7 @@
 """The table of the teacher's scores in an ART run: its shape, and its first contents."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import padded_rows, put_rows
-from jaxretr.training.runs.whole_corpus import abstract_rows
 from jaxretr.training.steps.score_table import EMPTY, TableState
 
 log = logging.getLogger(__name__)
@@ -28,8 +27,8 @@ _SETTINGS = ("path", "max_length", "max_question_length", "dtype")
 _TEXTS = ("corpus", "questions")
 
 
-def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> TableState | None:
-    """Return the shapes and shardings of a run's table; None where no scores are kept.
+def table_maker(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> Callable[[], TableState] | None:
+    """Return a compiled function that returns a run's table without scores; None where no scores are kept.
 
     Args:
       config: settings of the table.
@@ -40,16 +39,10 @@ def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -
     if not config.capacity:
         return None
     shape = padded_rows(questions, mesh), max(config.capacity, top_k)
-    return TableState(abstract_rows(mesh, "int32", *shape), abstract_rows(mesh, "float32", *shape))
-
-
-def empty_table(shapes: TableState, mesh: Mesh) -> TableState:
-    """Return a table without scores, in the shapes that `abstract_table` returns."""
-    make = jax.jit(
-        lambda: TableState(jnp.full(shapes.rows.shape, EMPTY, jnp.int32), jnp.zeros(shapes.scores.shape)),
+    return jax.jit(
+        lambda: TableState(jnp.full(shape, EMPTY, jnp.int32), jnp.zeros(shape)),
         out_shardings=NamedSharding(mesh, sharding.ROWS),
     )
-    return make()
 
 
 def made_of(config: Scorer, inputs: Mapping[str, str]) -> dict[str, str]:

@@ -71,8 +71,11 @@ class TextData:
 
 
 class TokenPrograms(NamedTuple):
-    """The compiled programs of a language model."""
+    """The compiled programs of a run without a corpus on the devices: of a language model, or of a cross-encoder."""
 
+    mesh: Mesh
+    params: Callable[[], Params]
+    """Returns the shapes of the parameters."""
     loss: SumLoss
     optimizer: optax.GradientTransformation
     step: Callable[..., Any]
@@ -82,13 +85,20 @@ class TokenPrograms(NamedTuple):
 
     @staticmethod
     def of(
-        config: Config, loss: SumLoss, mesh: Mesh, *, chunk: int | None = None, dropout: bool = False
+        config: Config,
+        loss: SumLoss,
+        params: Callable[[], Params],
+        mesh: Mesh,
+        *,
+        chunk: int | None = None,
+        dropout: bool = False,
     ) -> "TokenPrograms":
         """Build the programs.
 
         Args:
           config: config of the run.
           loss: sum of the losses of a batch.
+          params: function that returns the shapes of the parameters.
           mesh: the devices.
           chunk: number of rows that a device takes at once.
           dropout: whether the loss is given keys in training.
@@ -96,40 +106,33 @@ class TokenPrograms(NamedTuple):
         optimizer = optim.build(config.optimizer, config.train.steps)
         seed = config.train.seed if dropout else None
         step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout_seed=seed)
-        return TokenPrograms(loss, optimizer, step, make_token_loss(loss, mesh))
+        return TokenPrograms(mesh, params, loss, optimizer, step, make_token_loss(loss, mesh))
+
+    def abstract_state(self) -> TrainState:
+        """Return the shapes and shardings of the state."""
+        return abstract_train_state(self.params(), self.optimizer, self.mesh)
+
+    def outline(self, config: Config, held_out: int, batch: Callable[[int, bool], Any]) -> Outline:
+        """Return all programs of the run, and the shapes of their arguments.
+
+        Args:
+          config: config of the run.
+          held_out: number of passages that it is evaluated on; 0: none.
+          batch: (rows, whether for training) -> the shapes of a batch of so many.
+        """
+        state = self.abstract_state()
+        planned = [training_step(self.step, (state, batch(config.train.batch_size, True)), of_state(state))]
+        if size := evaluation_rows(config, held_out, self.mesh):
+            rows = batch(size, False)
+            groups = {PARAMETERS: state.params, BATCH: rows}
+            what = f"for every {size} held-out passages"
+            planned.append(Planned("evaluation", what, self.evaluation, (state.weights, rows), groups))
+        return Outline(planned, of_state(state))
 
 
 def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
     """Return the number of held-out passages that the evaluation takes at once; 0 if there is no evaluation."""
     return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
-
-
-def language_model_outline(
-    config: Config,
-    held_out: int,
-    mesh: Mesh,
-    programs: TokenPrograms,
-    params: Params,
-    batch: Callable[[int, bool], Any],
-) -> Outline:
-    """Return the programs of a pretraining run and the shapes of their arguments.
-
-    Args:
-      config: config of the run.
-      held_out: number of passages that it is evaluated on.
-      mesh: the devices.
-      programs: the run's programs.
-      params: shapes of the parameters.
-      batch: (rows, whether for training) -> the shapes of a batch of so many passages.
-    """
-    state = abstract_train_state(params, programs.optimizer, mesh)
-    planned = [training_step(programs.step, (state, batch(config.train.batch_size, True)), of_state(state))]
-    if size := evaluation_rows(config, held_out, mesh):
-        rows = batch(size, False)
-        groups = {PARAMETERS: state.params, BATCH: rows}
-        what = f"for every {size} held-out passages"
-        planned.append(Planned("evaluation", what, programs.evaluation, (state.weights, rows), groups))
-    return Outline(planned, of_state(state))
 
 
 class LanguageModelRun:
@@ -150,14 +153,13 @@ class LanguageModelRun:
         config: Config,
         mesh: Mesh,
         parameters: Callable[[int], Params],
-        programs: "TokenPrograms",
+        programs: TokenPrograms,
         batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
         data: TextData,
         further_inputs: dict[str, str],
     ):
         self.config, self.mesh, self.data, self.further_inputs = config, mesh, data, further_inputs
-        self.parameters, self.make_batch = parameters, batch
-        self.loss, self.optimizer, self.train_step, self.token_loss = programs
+        self.parameters, self.make_batch, self.programs = parameters, batch, programs
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
         self.made = MadeAhead(self._on_host)
 
@@ -168,15 +170,16 @@ class LanguageModelRun:
 
     def init(self) -> TrainState:
         """Return the state before the first step."""
-        return sharding.put(TrainState.create(self.parameters(self.config.train.seed), self.optimizer), self.mesh)
+        params = self.parameters(self.config.train.seed)
+        return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state, for reading a checkpoint."""
-        return abstract_train_state(self.parameters(self.config.train.seed), self.optimizer, self.mesh)
+        return self.programs.abstract_state()
 
     def step(self, state: TrainState, number: int, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """Training step `number` with its batch."""
-        return self.train_step(state, batch)
+        return self.programs.step(state, batch)
 
     def refreshed(self, state: TrainState, number: int) -> TrainState:
         """Return the state itself, as there is no index."""
@@ -197,7 +200,7 @@ class LanguageModelRun:
             return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
         sums = [
-            self.token_loss(
+            self.programs.evaluation(
                 state.weights,
                 self._put(self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
             )

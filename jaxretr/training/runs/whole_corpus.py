@@ -3,7 +3,7 @@
 import functools
 import logging
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
 from jaxretr.config import DevData, Dtype, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
@@ -32,7 +31,7 @@ from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import memory, sharding
 from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
-from jaxretr.training.runs.corpus_tokens import corpus_tokens, width_of
+from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import JointModel
 from jaxretr.training.state import CorpusState, TokenRows, TrainState
 from jaxretr.training.steps.index_refresh import make_refresh, make_rolling_refresh
@@ -57,26 +56,36 @@ class Model(Protocol):
 
 
 class WholeCorpus:
-    """The passages on the devices, and the compiled programs that encode and search them."""
+    """The passages on the devices, and the compiled programs that encode and search them.
 
-    def __init__(self, model: Model, store: TokenStore, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
+    Attributes:
+      rows: N, the number of rows on the devices; those after the store's are empty.
+      passages: their tokens; in a plan, the shapes of these.
+    """
+
+    def __init__(self, store: TokenStore | EstimatedRows, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
         """Put the passages on the devices.
 
         Args:
-          model: model whose embeddings are indexed.
           store: the passages' tokens, from `passage_store`: at least `program.corpus_rows`; the rows after these are
             fetched by row but never found by a search.
           program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
           index_dtype: type of the index's embeddings.
         """
-        self.mesh, self.size = mesh, model.config.embedding_size
-        self.index_dtype: Dtype = index_dtype
-        self.rows = padded_rows(len(store.lengths), mesh)
-        self.store = store
-        self.passages = corpus_tokens(self.store, self.rows, mesh)
-        self.refresh_program, self.search = index_programs(program, mesh)
-        self.search_deeper = make_search(program, mesh, min(EVALUATED_DEPTH + 1, program.corpus_rows))
+        self.mesh, self.store = mesh, store
+        self.rows = rows = padded_rows(store.num_rows, mesh)
+        self.passages = corpus_tokens(store, rows, mesh)
+        size = program.encoder.embedding_size
+        self._new_index = jax.jit(
+            lambda: CorpusState(jnp.zeros((rows, size), index_dtype), jnp.zeros(rows, jnp.int32)),
+            out_shardings=NamedSharding(mesh, sharding.ROWS),
+        )
+        self.refresh_program = make_refresh(program, mesh)
+        self.search, self.search_deeper = (
+            make_search(program, mesh, min(depth, program.corpus_rows))
+            for depth in (EVALUATED_DEPTH, EVALUATED_DEPTH + 1)
+        )
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
         self._is_fresh = jax.jit(
             lambda encoded_at, step: (encoded_at == step).all(),
@@ -99,19 +108,11 @@ class WholeCorpus:
 
     def encode(self, train: TrainState) -> CorpusState:
         """Return a new index of all passages, encoded with the current weights."""
-        return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
+        return self.refresh_program(train.weights, self.passages, self._new_index(), train.step)
 
     def abstract_index(self) -> CorpusState:
         """Return the index's shapes and shardings."""
-        return abstract_index(self.rows, self.size, self.index_dtype, self.mesh)
-
-    def _empty_index(self) -> CorpusState:
-        shapes = self.abstract_index()
-        make = jax.jit(
-            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
-            out_shardings=NamedSharding(self.mesh, sharding.ROWS),
-        )
-        return make()
+        return jax.eval_shape(self._new_index)
 
 
 def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
@@ -132,21 +133,6 @@ def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
 def widths_of(store: TokenStore) -> tuple[int, ...]:
     """Return the padded lengths that suit a store's rows."""
     return passage_widths(store.lengths, width_of(store))
-
-
-def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the compiled programs around a run's index: its refresh, and its search at the evaluated depth."""
-    return make_refresh(program, mesh), make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
-
-
-def abstract_index(rows: int, size: int, dtype: Dtype, mesh: Mesh) -> CorpusState:
-    """Return the shapes and shardings of an index of `rows` embeddings of `size` dimensions."""
-    return CorpusState(abstract_rows(mesh, dtype, rows, size), abstract_rows(mesh, "int32", rows))
-
-
-def abstract_rows(mesh: Mesh, dtype: DTypeLike, *shape: int) -> Any:
-    """Return the shape of an array that is split by row."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
 
 
 def evaluation_batch(mesh: Mesh) -> int:
@@ -291,20 +277,20 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
 
 
 def initial_state(
-    model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
 ) -> TrainState:
     """Return the state before the first step, on the devices.
 
     Args:
-      model: model whose parameters it begins with.
+      params: parameters that it begins with.
       optimizer: optimizer of the trained parameters.
       mesh: the devices.
       frozen: names of branches that are not trained.
       split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
     """
     # A copy: the first step donates these buffers, and the model keeps its own.
-    params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh, split=split), frozen)
-    return sharding.put(TrainState.create(params, optimizer, kept), mesh, split=split)
+    trained, kept = partition(sharding.put(jax.tree.map(np.array, params), mesh, split=split), frozen)
+    return sharding.put(TrainState.create(trained, optimizer, kept), mesh, split=split)
 
 
 def abstract_train_state(

@@ -88,7 +88,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
     state, batch = run.init(), run.batch(0)
     real = (*state[:3], run.whole.passages, run.scorer_passages, run.scorer_params, batch)
     same_arrays(real, step.arguments)
-    same_program(run.train_step, step)
+    same_program(run.programs.step, step)
     refresh, _, search = outlined.programs[1:]
     same_arrays((state.train.weights, run.whole.passages, state.index, state.train.step), refresh.arguments)
     same_program(run.whole.refresh_program, refresh)
@@ -106,7 +106,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
         "batch": on_one_device(batch),
     }
     # The compiler's own sum of the arguments, which may only differ by their alignment.
-    memory = run.train_step.lower(*real).compile().memory_analysis()
+    memory = run.programs.step.lower(*real).compile().memory_analysis()
     assert sum(groups.values()) == pytest.approx(memory.argument_size_in_bytes, rel=0.02)
     assert planned.programs[0].peak >= sum(groups.values())
     assert planned.programs[0].flops > 0
@@ -132,7 +132,7 @@ def test_a_supervised_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path,
     assert program == run.program and run.corpus_rows == 22
     real = (*state[:2], run.whole.passages, run.device_contents, batch)
     same_arrays(real, step.arguments)
-    same_program(run.train_step, step)
+    same_program(run.programs.step, step)
     planned = plan(config, Devices(jax.devices()[:devices], None, devices), corpus_size(config), programs=["step"])
     assert planned.programs[0].groups == {
         "parameters": on_one_device(state.train.params),

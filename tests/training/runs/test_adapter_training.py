@@ -109,7 +109,7 @@ def test_a_supervised_run_moves_the_adapters_alone(
     state, indices = run.init(), []
     like = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.abstract_state())
     assert like == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state), "a checkpoint is read into this"
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     for number in range(4):
         state, values = run.step(state, number, run.batch(number))
         assert np.isfinite(values["loss"]) and values["gradient_norm"] > 0
@@ -139,7 +139,7 @@ def test_an_art_run_moves_the_adapters_alone(folder: Path, tmp_path: Path, mesh1
         run = ArtRun(plan, mesh1, tmp_path)
     before = jax.tree.map(np.array, run.model.params)
     state = run.init()
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     for number in range(3):
         state, values = run.step(state, number, run.batch(number))
         assert np.isfinite(values["loss"])
@@ -248,7 +248,7 @@ def test_gradients_are_those_of_the_plain_loss(outcomes: dict[str, Outcome]) -> 
         for j, place in negatives_of(run.program, examples, i):
             negative[i, j, place] = True
     batch = jax.device_get(run.batch(0))
-    tokens, lengths = select(run.whole.store, np.maximum(rows.ravel(), 0))
+    tokens, lengths = select(run.store, np.maximum(rows.ravel(), 0))
     assert NO_PASSAGE in rows and not negative.all()
 
     def loss(params: Params) -> jax.Array:

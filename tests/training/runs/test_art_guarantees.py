@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         program = small_runs.compiled_step(run, *state[:3], *arguments, run.batch(0))
         rows, metrics, gradients = [], [], {}
         for number in range(2):
-            train, index, table, values, found = run.train_step(*state[:3], *arguments, run.batch(number))
+            train, index, table, values, found = run.programs.step(*state[:3], *arguments, run.batch(number))
             state = state._replace(train=train, index=index, table=table)
             rows.append(np.asarray(found))
             metrics.append({name: float(value) for name, value in values.items()})

@@ -14,7 +14,7 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.training.runs import corpus_tokens as module
 from jaxretr.training.runs.corpus_sizes import CorpusSize
-from jaxretr.training.runs.corpus_tokens import abstract_corpus_tokens, corpus_tokens
+from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens
 from jaxretr.training.steps.live_index import fetch_rows
 
 ROWS, PASSAGES, LONGEST, SEED = 1024, 1000, 19, 0
@@ -68,7 +68,7 @@ def test_the_devices_hold_little_more_than_the_ids(
     most = max(int(store.lengths[start : start + ROWS // devices].sum()) for start in range(0, ROWS, ROWS // devices))
     assert tokens.ids.size == devices * (most + tokens.width)
     mean = float(store.lengths.sum() / ROWS)
-    planned = abstract_corpus_tokens(mesh, np.uint16, ROWS, LONGEST, mean)
+    planned = corpus_tokens(EstimatedRows(ROWS, LONGEST, mean, np.uint16), ROWS, mesh)
     assert planned.ids.size == pytest.approx(store.lengths.sum() + devices * tokens.width, abs=devices)
     assert jax.tree.structure(planned) == jax.tree.structure(tokens)
 
@@ -76,7 +76,7 @@ def test_the_devices_hold_little_more_than_the_ids(
 def test_ids_beyond_an_int32_are_cut_into_parts(mesh1: Mesh) -> None:
     """Wikipedia's 21 million passages on a single device."""
     rows = 21_015_552
-    planned = abstract_corpus_tokens(mesh1, np.uint16, rows, 256, 136.3)
+    planned = corpus_tokens(EstimatedRows(rows, 256, 136.3, np.uint16), rows, mesh1)
     parts, length = planned.ids.shape
     assert parts == 2 and length < 2**31 and parts * length == pytest.approx(136.3 * rows, rel=1e-5)
 

@@ -146,8 +146,10 @@ def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.
         assert (shape.ndim, shape.dtype, shape.sharding) == (array.ndim, array.dtype, array.sharding)
         # Real texts may be shorter than the longest allowed.
         assert all(real <= most for real, most in zip(array.shape, shape.shape, strict=True))
-    state = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (planned[0], run.abstract_state())]
-    assert state[0] == state[1]
+    state = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (planned[0], run.abstract_state(), run.init())
+    ]
+    assert state[0] == state[1] == state[2]
 
 
 @pytest.mark.parametrize(

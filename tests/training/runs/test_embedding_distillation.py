@@ -84,7 +84,7 @@ def test_the_loss_is_one_minus_the_cosine_on_any_number_of_devices(teacher: Path
             assert len(words) == 8 * (2 if template == "short" else 1)
             if template == "short":  # Passages are cut in the middle of a word, which decoding does not keep.
                 expected += list((student.encode_queries(words) * np.asarray(texts.targets)).sum(axis=1))
-        own = float(run.train_step(state, batch)[1]["loss"])
+        own = float(run.programs.step(state, batch)[1]["loss"])
         losses.append(own)
         # What is left is the passages' part.
         rest = own * 24 - sum(1 - cosine for cosine in expected)

@@ -81,8 +81,8 @@ def outcomes(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         changes = {"encoder": {"max_passage_length": 16}, "index_aware": PRODUCT, "data": {"dev_questions": None}}
         with few_padding_rows():
             run = ContrastiveRun(contrastive_config(tiny_models, **changes), mesh, tmp_path_factory.mktemp("run"))
-        run.optimizer = optax.sgd(0.1)
-        run.train_step = compiled_quickly(make_step(run.program, run.optimizer, mesh))
+        run.programs.optimizer = optax.sgd(0.1)
+        run.programs.step = compiled_quickly(make_step(run.program, run.programs.optimizer, mesh))
         state = run.init()
         first, metrics = jax.device_get(state.train), []
         for number in range(3):
@@ -130,7 +130,7 @@ def test_one_device_and_eight_take_the_same_steps(outcomes: dict[int, Outcome]) 
 def test_the_program_of_the_fit_exchanges_nothing_in_its_loops(outcomes: dict[int, Outcome]) -> None:
     run, train = outcomes[8].run, outcomes[8].last
     arguments = train.params, run.whole.passages, train.codes, train.step
-    program = Program(run.codes._learn.lower(*arguments).compile().as_text())
+    program = Program(run.codes.learn.lower(*arguments).compile().as_text())
     assert program.loops and not [each for each in program.collectives if each.in_loop]
 
 

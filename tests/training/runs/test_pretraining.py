@@ -17,7 +17,7 @@ from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.starts import copying_start
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training import optim
-from jaxretr.training.loop import train
+from jaxretr.training.loop import build, train
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.mlm import mask
@@ -116,6 +116,28 @@ def test_a_model_at_the_copying_start_prefers_a_target_from_its_passage() -> Non
     score = jax.jit(lambda p: score_pairs(config, Prompt((3, 4), (5, 1)), params, p, lengths, targets, lengths * 0 + 8))
     own, other = np.asarray(score(passages)), np.asarray(score(np.roll(passages, 1, axis=0)))
     assert (own > other).mean() >= 0.95
+
+
+@pytest.mark.parametrize("kind", ["new encoder", "encoder", "new scorer", "scorer"])
+def test_a_checkpoint_is_read_in_the_shapes_of_the_first_state(kind: str, tiny_models: Path, tmp_path: Path) -> None:
+    """New weights, or those of a start: the shapes are told by the model's definition, without drawing any."""
+    start = None if kind.startswith("new") else str(tiny_models / kind)
+    if kind.endswith("encoder"):
+        config = MlmConfig(
+            name="mlm",
+            data=data(),
+            start=start,
+            bert=BertShape(hidden_size=16, layers=1, heads=2, intermediate_size=32),
+            head_warmup=0,
+        )
+    else:
+        small = T5Shape(d_model=32, d_kv=8, d_ff=48, heads=4, encoder_layers=1, decoder_layers=1)
+        config = PassageLmConfig(name="lm", data=data(), start=start, t5=small)
+    run = build(config, make_mesh(), tmp_path)
+    state, shapes = run.init(), run.abstract_state()
+    assert jax.tree.structure(state) == jax.tree.structure(shapes)
+    for real, shape in zip(jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True):
+        assert (real.shape, real.dtype, real.sharding) == (shape.shape, shape.dtype, shape.sharding)
 
 
 def test_a_corpus_smaller_than_what_is_held_out_is_an_error(tmp_path: Path) -> None:

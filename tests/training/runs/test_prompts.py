@@ -31,7 +31,7 @@ def test_every_row_of_a_run_has_its_prompt(tiny_models: Path, tmp_path: Path) ->
     model, corpus = run.model, read_corpus(DATA)
     assert encoder_config(config.encoder) == model.config
     assert (model.config.query_prompt, model.config.passage_prompt) == tuple(PROMPTS.values())
-    store = run.whole.store
+    store = run.store
     for row, passage in enumerate(corpus):
         expected = ids(model, f"as read: {passage.title} [SEP] {passage.text}", 48)
         assert store.row(row).tolist() == expected

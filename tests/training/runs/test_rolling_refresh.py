@@ -55,7 +55,7 @@ class Tried:
         self.rows: list[np.ndarray] = []
         with few_padding_rows():
             self.run = ContrastiveRun(settings, make_mesh(jax.devices()[:devices]), folder)
-        whole, programs = self.run.whole, self.run.train_step
+        whole, programs = self.run.whole, self.run.programs.step
         self.step = like.step if like else compiled_quickly(programs)
         self.refresh = like.refresh if like else compiled_quickly(whole.refresh_program)
         self.rolling = like.rolling if like else functools.cache(compose(compiled_quickly, whole.rolling_program))
@@ -68,7 +68,7 @@ class Tried:
             self.rows.append(np.asarray(result[3]))
             return result
 
-        self.run.train_step = traced(step, self.trace)
+        self.run.programs.step = traced(step, self.trace)
 
     def _noting(self, program: Any, every: int, jitted: Any = None) -> Any:
         def refresh(weights: Any, passages: Any, index: Any, step: Any) -> Any:

@@ -46,7 +46,7 @@ def make(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
         config = dataclasses.replace(config, optimizer=Optimizer(learning_rate=0.0, weight_decay=0.0))
         with few_padding_rows():
             run = ArtRun(config, mesh, workdir or tmp_path_factory.mktemp("run"))
-        run.train_step = compiled_quickly(run.train_step)
+        run.programs.step = compiled_quickly(run.programs.step)
         return run
 
     return make

@@ -82,13 +82,13 @@ def test_the_loss_is_the_cross_entropy_of_the_questions_own_passage(run: Passage
     likelihood = -of_examples.sum() - (of_ranked[:, 0] * ranked.target_lengths).sum()
     order = (logsumexp(of_ranked / TAU, axis=1) - of_ranked[:, 0] / TAU).sum()
     tokens = examples.target_lengths.sum() + ranked.target_lengths.sum()
-    loss = float(run.train_step(state, run.batch(0))[1]["loss"])
+    loss = float(run.programs.step(state, run.batch(0))[1]["loss"])
     np.testing.assert_allclose(loss, (likelihood + WEIGHT * order) / tokens, rtol=1e-5)
 
 
 def test_one_device_and_eight_agree(run: PassageLmRun, folder: Path) -> None:
     eight = PassageLmRun(config(), make_mesh(), folder)
-    losses = [float(each.train_step(each.init(), each.batch(3))[1]["loss"]) for each in (run, eight)]
+    losses = [float(each.programs.step(each.init(), each.batch(3))[1]["loss"]) for each in (run, eight)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 

@@ -70,7 +70,7 @@ def tried(config: Any, devices: int, folder: Path) -> Tried:
     program = small_runs.compiled_step(run, *state[:2], *arguments, run.batch(0))
     rows, metrics, gradients = [], [], {}
     for number in range(2):
-        train_state, index, values, drawn = run.train_step(*state[:2], *arguments, run.batch(number))
+        train_state, index, values, drawn = run.programs.step(*state[:2], *arguments, run.batch(number))
         state = state._replace(train=train_state, index=index)
         rows.append(np.asarray(drawn))
         metrics.append({name: float(value) for name, value in values.items()})

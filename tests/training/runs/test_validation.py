@@ -175,6 +175,6 @@ def test_the_validation_loss_of_a_training_batch_is_its_training_loss(
     run = ContrastiveRun(config, make_mesh(jax.devices()[:1]), tmp_path / "run")
     state = run.init()
     found = run.evaluate(state)["loss"]
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     _, metrics = run.step(state, 0, run.batch(0))
     np.testing.assert_allclose(found, metrics["loss"], rtol=1e-5)

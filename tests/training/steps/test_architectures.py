@@ -96,7 +96,7 @@ def _run(folder: Path, objective: str, devices: int, workdir: Path) -> Any:
 
 
 def ours(run: Any) -> Step:
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     state, values = run.step(run.init(), 0, run.batch(0))
     params = flatten_dict(jax.device_get(state.train.params), sep="/")
     return Step(float(values["loss"]), float(values["gradient_norm"]), {k: np.asarray(v) for k, v in params.items()})
@@ -118,7 +118,7 @@ def _embed(model: Any, ids: np.ndarray, lengths: np.ndarray, pooling: str) -> An
 
 
 def _rows(run: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    found = [run.whole.store.row(int(row)) for row in rows]
+    found = [run.store.row(int(row)) for row in rows]
     width = max(map(len, found))
     return np.array([[*row, *[0] * (width - len(row))] for row in found]), np.array([len(row) for row in found])
 

@@ -12,7 +12,7 @@ from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.runtime.parallel.mesh import make_mesh
-from jaxretr.training.runs.art import ArtPrograms
+from jaxretr.training.runs.art import art_program
 from jaxretr.training.steps.art import art_losses
 from jaxretr.training.steps.teacher_widths import TeacherWidths
 
@@ -91,7 +91,7 @@ def test_equal_distributions_cost_nothing(scores: tuple[np.ndarray, np.ndarray])
 def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_path: Path) -> None:
     config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
     teacher = T5Teacher(T5, Prompt((), ()))
-    program = ArtPrograms(config, encoder, teacher, TeacherWidths((16,), (16,), (16, 16)), 20, make_mesh()).program
+    program = art_program(config, encoder, teacher, TeacherWidths((16,), (16,), (16, 16)), 20, make_mesh())
     assert program.temperature == 4.0 == BERT.hidden_size**0.5
 
 

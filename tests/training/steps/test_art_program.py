@@ -47,7 +47,7 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
     index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))
     scorer = sharding.abstract(run.scorer_params, mesh8)
     batch = run.batch(0)
-    step = run.train_step.lower(
+    step = run.programs.step.lower(
         train,
         index,
         table,
@@ -71,7 +71,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
         state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*tokens, *scorer, *jax.tree.leaves(state)])
-    assert run.train_step._cache_size() == 1
+    assert run.programs.step._cache_size() == 1
     assert run.whole.refresh_program._cache_size() == 1
     run.evaluate(state)
     run.evaluate(ArtState(*state))

@@ -56,7 +56,7 @@ def ours(folder: Path, mesh: jax.sharding.Mesh, final: float) -> tuple[Result, C
     )
     with few_padding_rows():
         run = ContrastiveRun(config, mesh, folder / "run")
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     state = run.init()
     metrics = []
     for number in range(STEPS):

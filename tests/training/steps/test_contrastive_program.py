@@ -48,7 +48,7 @@ def compiled(run: ContrastiveRun, mesh8: jax.sharding.Mesh) -> Program:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
     few = run.whole.passages
-    step = run.train_step.lower(
+    step = run.programs.step.lower(
         run.abstract_state().train,
         CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N)),
         CorpusTokens(array(few.ids.dtype, N * few.width // 2), *2 * [array(jnp.int32, N)], few.width),
@@ -68,7 +68,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: Contrast
         state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*kept, *jax.tree.leaves(state)])
-    assert run.train_step._cache_size() == 1
+    assert run.programs.step._cache_size() == 1
     assert run.whole.refresh_program._cache_size() == run.whole.rolling_program(2)._cache_size() == 1  # pyright: ignore
     run.evaluate(ContrastiveState(*state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.

@@ -225,7 +225,7 @@ def torch_output(model: Any, batch: MaskedBatch) -> Any:
 
 def ours(run: MlmRun, params: Params, batch: MaskedBatch) -> jax.Array:
     """The mean over the batch's predictions."""
-    total, count = run.loss(params, batch, None)
+    total, count = run.programs.loss(params, batch, None)
     return total / count
 
 
@@ -270,7 +270,7 @@ def test_our_folder_is_one_of_transformers(run: MlmRun, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
     params = lively(jax.device_get(run.init().params), SEED)
-    run.save_model(TrainState.create(params, run.optimizer), tmp_path)
+    run.save_model(TrainState.create(params, run.programs.optimizer), tmp_path)
     model, report = transformers.BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
@@ -455,7 +455,7 @@ def steps(
     place = NamedSharding(mesh, sharding.ROWS)
     batches = [jax.device_put(jax.device_get(run.batch(n)), place) for n in range(number)]
     # Half the time to compile; LLVM's optimisations come after all that is read here.
-    program = make_token_step(run.loss, optimizer, mesh, **settings).lower(state, batches[0])
+    program = make_token_step(run.programs.loss, optimizer, mesh, **settings).lower(state, batches[0])
     compiled = program.compile({"xla_backend_optimization_level": 0})
     losses = []
     for batch in batches:

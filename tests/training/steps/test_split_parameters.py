@@ -101,7 +101,7 @@ def run_of(case: str, mesh: jax.sharding.Mesh, models: Path, workdir: Path, *, s
 
 def stepped(run: Any) -> tuple[Any, list[dict[str, float]]]:
     """The state after some steps, and each step's metrics."""
-    run.train_step = compiled_quickly(run.train_step)
+    run.programs.step = compiled_quickly(run.programs.step)
     state, metrics = run.init(), []
     for number in range(STEPS):
         state, values = run.step(state, number, run.batch(number))

@@ -1,0 +1,145 @@
+"""The compiled programs of a run that searches a corpus: those of a run with its data, and those of a plan."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxretr.config import ArtConfig, ContrastiveConfig
+from jaxretr.data.token_store import TokenStore
+from jaxretr.runtime.parallel.matmul_flops import matmul_flops
+from jaxretr.training import optim
+from jaxretr.training.runs.corpus_tokens import EstimatedRows
+from jaxretr.training.runs.encoder_start import frozen_branches
+from jaxretr.training.runs.index_codes import IndexCodes
+from jaxretr.training.runs.index_upkeep import serves_evaluation, steps_of_a_round
+from jaxretr.training.runs.outline import (
+    BATCH,
+    CODES,
+    FRESH_INDEX,
+    FROZEN,
+    INDEX,
+    PARAMETERS,
+    TOKENS,
+    Outline,
+    Planned,
+    token_shapes,
+    training_step,
+)
+from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, abstract_train_state, evaluation_batch, initial_state
+from jaxretr.training.state import CorpusState, TrainState
+from jaxretr.training.steps.live_index import IndexProgram
+
+
+class CorpusPrograms:
+    """The programs of a run, and its passages on the devices; nothing is compiled yet.
+
+    Attributes:
+      optimizer: optimizer of the trained parameters.
+      step: the training step.
+      whole: the passages, with the programs that encode and search them.
+      codes: product codes.
+    """
+
+    def __init__(
+        self,
+        config: ContrastiveConfig | ArtConfig,
+        program: IndexProgram,
+        make_step: Callable[..., Any],
+        model: Model,
+        store: TokenStore | EstimatedRows,
+        mesh: Mesh,
+    ):
+        """Put the passages on the devices; in a plan, take their shapes.
+
+        Args:
+          config: config of the run.
+          program: constants of the programs.
+          make_step: function of (program, optimizer, mesh) that returns the training step.
+          model: model that the run starts from; a plan's has the shapes of its parameters.
+          store: the passages' tokens.
+          mesh: the devices.
+        """
+        self.config, self.program, self.model, self.mesh = config, program, model, mesh
+        self.frozen = frozen_branches(config.encoder, config.joint)
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        self.step = make_step(program, self.optimizer, mesh)
+        self.whole = WholeCorpus(store, program, mesh, config.index.dtype)
+        self.codes = IndexCodes(program, mesh, program.corpus_rows or store.num_rows)
+
+    def first_state(self, model: Model) -> TrainState:
+        """Return the state before the first step without product codes, with the parameters of `model`."""
+        split = self.program.shard_parameters
+        return initial_state(model.params, self.optimizer, self.mesh, self.frozen, split=split)
+
+    def abstract_state(self) -> TrainState:
+        """Return the shapes and shardings of the state."""
+        split = self.program.shard_parameters
+        state = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
+        return self.codes.abstract(state)
+
+    # ---- a plan ------------------------------------------------------------------------------------------------------
+
+    def outline(self, arguments: tuple[Any, ...], resident: dict[str, Any], evaluates: bool) -> Outline:
+        """Return all programs of the run.
+
+        Args:
+          arguments: shapes of the training step's arguments: first the state and the index, which is None where the step
+            searches none, last the batch.
+          resident: the arguments that stay on the devices, by what they are.
+          evaluates: whether there are dev questions to search for.
+        """
+        state, index, batch = arguments[0], arguments[1], arguments[-1]
+        programs = [training_step(self.step, arguments, resident)]
+        if index is not None:
+            programs += self._refreshes(programs[0], state, index)
+        if self.codes.active:
+            groups = {**_weights(state), TOKENS: self.whole.passages, CODES: state.codes}
+            of_codes = (state.weights, self.whole.passages, state.codes, state.step)
+            programs.append(Planned("codes", f"every {self.codes.every} steps", self.codes.learn, of_codes, groups))
+        if evaluates:
+            programs += self._evaluation(state, index, batch.tokens.dtype)
+        return Outline(programs, resident)
+
+    def _refreshes(self, step: Planned, state: TrainState, index: CorpusState) -> list[Planned]:
+        """Return the refreshes of the live index: of all of it, and of a slice where it is rolling."""
+        settings = self.config.index
+        if not settings.rolling:
+            return [self._encode("refresh", f"every {settings.refresh_every} steps", state, index, INDEX)]
+        whole = self._encode("refresh", "at the beginning and before every evaluation", state, index, INDEX)
+        every = settings.refresh_every
+        if settings.refresh_share is not None:
+            every = steps_of_a_round(settings.refresh_share, matmul_flops(step.trace()), matmul_flops(whole.trace()))
+        when, program = f"every step, in rounds of {every} steps", self.whole.rolling_program(every)
+        return [whole, whole._replace(name="rolling", when=when, program=program)]
+
+    def _evaluation(self, state: TrainState, index: CorpusState | None, ids: Any) -> list[Planned]:
+        """Return the programs of an evaluation on questions, whose token ids have the type `ids`.
+
+        It searches the live index; where there is none, or it is not fresh at every evaluation, it searches one that is
+        encoded in addition.
+        """
+        live = index is not None and serves_evaluation(self.config.index, self.config.train)
+        name, searched = (INDEX if live else FRESH_INDEX), self.whole.abstract_index()
+        questions = token_shapes(self.mesh, ids, self.model.config.max_question_length, evaluation_batch(self.mesh))
+        search = Planned(
+            "search",
+            "for every 128 dev questions",
+            self.whole.search,
+            (state.weights, searched, questions.tokens, questions.lengths),
+            {**_weights(state), name: searched, BATCH: questions},
+        )
+        if live:
+            return [search]
+        return [self._encode("encode", "every evaluation that finds no fresh index", state, searched, name), search]
+
+    def _encode(self, name: str, when: str, state: TrainState, index: CorpusState, group: str) -> Planned:
+        tokens = self.whole.passages
+        arguments = state.weights, tokens, index, state.step
+        return Planned(
+            name, when, self.whole.refresh_program, arguments, {**_weights(state), TOKENS: tokens, group: index}
+        )
+
+
+def _weights(state: TrainState) -> dict[str, Any]:
+    return {PARAMETERS: state.params, FROZEN: state.frozen}
