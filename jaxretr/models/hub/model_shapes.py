@@ -34,9 +34,13 @@ def _qwen3(width: int, layers: int, heads: int, inner: int, **others: Any) -> di
     return _sizes("qwen3", width, layers, heads, inner, **attention, **others)
 
 
-def _t5(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+def _t5_encoder(width: int, layers: int, heads: int, inner: int, **others: Any) -> dict[str, Any]:
     sizes = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "vocab_size": 32128}
-    return {"model_type": "t5", **sizes, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return {"model_type": "t5", **sizes, **others}
+
+
+def _t5(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+    return _t5_encoder(width, layers, heads, inner, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 
 _BERT = _sizes("bert", 768, 12, 12, 3072)
@@ -46,27 +50,41 @@ _BERTS = {
     "bert-base-chinese": {**_BERT, "vocab_size": 21128},
     "bert-large-uncased": _sizes("bert", 1024, 24, 16, 4096),
 }
+_LIKE_ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+_XLM_ROBERTA = _sizes("xlm-roberta", 768, 12, 12, 3072, vocab_size=250002, **_LIKE_ROBERTA)
+_XLM_ROBERTA_LARGE = _sizes("xlm-roberta", 1024, 24, 16, 4096, vocab_size=250002, **_LIKE_ROBERTA)
+_MPNET = {"model_type": "mpnet", "max_position_embeddings": 514, "layer_norm_eps": 1e-5}
 _T5S = {"base": _t5(768, 12, 12, 2048), "large": _t5(1024, 24, 16, 2816)}
 _T5S |= {"xl": _t5(2048, 24, 32, 5120), "xxl": _t5(4096, 24, 64, 10240)}
 KNOWN: dict[str, dict[str, Any]] = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
     "sentence-transformers/all-MiniLM-L6-v2": _sizes("bert", 384, 6, 12, 1536),
-    "BAAI/bge-m3": _sizes(
-        "xlm-roberta",
-        1024,
-        24,
-        16,
-        4096,
-        vocab_size=250002,
-        max_position_embeddings=8194,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-        pad_token_id=1,
-    ),
+    "FacebookAI/roberta-base": _sizes("roberta", 768, 12, 12, 3072, vocab_size=50265, **_LIKE_ROBERTA),
+    "FacebookAI/xlm-roberta-base": _XLM_ROBERTA,
+    "FacebookAI/xlm-roberta-large": _XLM_ROBERTA_LARGE,
+    "intfloat/multilingual-e5-base": _XLM_ROBERTA,
+    "intfloat/multilingual-e5-large": _XLM_ROBERTA_LARGE,
+    "BAAI/bge-m3": {**_XLM_ROBERTA_LARGE, "max_position_embeddings": 8194},
+    "distilbert/distilbert-base-uncased": {"model_type": "distilbert"},
+    "microsoft/mpnet-base": _MPNET,
+    "sentence-transformers/all-mpnet-base-v2": _MPNET,
+    "sentence-transformers/gtr-t5-base": _t5_encoder(768, 12, 12, 3072),
+    "sentence-transformers/gtr-t5-large": _t5_encoder(1024, 24, 16, 4096),
+    "sentence-transformers/gtr-t5-xl": _t5_encoder(1024, 24, 32, 16384, d_kv=128),
+    "sentence-transformers/sentence-t5-base": _t5_encoder(768, 12, 12, 3072),
     "answerdotai/ModernBERT-base": {"model_type": "modernbert"},
+    "answerdotai/ModernBERT-large": _sizes("modernbert", 1024, 28, 16, 2624),
     "Qwen/Qwen3-Embedding-0.6B": _qwen3(1024, 28, 16, 3072, max_position_embeddings=32768, vocab_size=151669),
     "Qwen/Qwen3-Embedding-4B": _qwen3(2560, 36, 32, 9728, max_position_embeddings=40960, vocab_size=151665),
+    "Qwen/Qwen3-Embedding-8B": _qwen3(4096, 36, 32, 12288, max_position_embeddings=40960, vocab_size=151665),
+    "google/embeddinggemma-300m": {
+        **_sizes("gemma3_text", 768, 24, 3, 1152, num_key_value_heads=1, head_dim=256, vocab_size=262144),
+        **{"max_position_embeddings": 2048, "sliding_window": 512, "use_bidirectional_attention": True},
+    },
+    "intfloat/e5-mistral-7b-instruct": {
+        **{"model_type": "mistral", "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "sliding_window": 4096}
+    },
     "bigscience/T0_3B": _T5S["xl"],
     "bigscience/T0": _T5S["xxl"],
     **{
