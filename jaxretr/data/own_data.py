@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, EmbeddingDistillationConfig, RerankerConfig
-from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
+from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import CORPUS
@@ -27,8 +27,8 @@ _TRAIN = "train"
 # The most questions that are held out if there is no such split; never more than a tenth of all.
 _HELD_OUT = 1000
 
-# Training formats without the passages' texts.
-_IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
+# Kinds whose files have passages in named fields, and questions.
+_WITH_PASSAGES = ("beir", *(name for name, format in FORMATS.items() if format.has_passages))
 
 
 def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
@@ -104,7 +104,7 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
             qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
             values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
     elif kind in FORMATS:
-        corpus = _own_corpus(path) if kind in _IDS_ALONE else path
+        corpus = _own_corpus(path) if FORMATS[kind].bare_ids else path
         if corpus is None and "corpus" not in stated:
             raise UsageError(
                 f"{path}: has only the ids of its passages ({kind}); name their corpus with --data.corpus FILE"
@@ -171,7 +171,7 @@ def _dev_split(folder: Path, train: str) -> str | None:
 
 
 def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
-    if kind not in ("beir", *WITH_PASSAGES):
+    if kind not in _WITH_PASSAGES:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file with passages")
     values: dict[str, Any] = {
         "corpus": str(path),
@@ -204,7 +204,7 @@ def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Confi
 
 
 def _text(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
-    if kind not in ("beir", "corpus", *WITH_PASSAGES):
+    if kind not in ("corpus", *_WITH_PASSAGES):
         raise _useless(path, kind, "a corpus, a BEIR folder or a training file with passages")
     values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
     trains = kind == "beir" and _TRAIN in beir_splits(path.expanduser())
@@ -220,7 +220,7 @@ def _text(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Conf
 
 
 def _useless(path: Path, kind: str, wanted: str) -> UsageError:
-    what = "a lexical set" if kind == "lexical" else KINDS[kind]
+    what = "a lexical set" if kind == "lexical" else KINDS[kind].title
     return UsageError(f"{path}: looks like {what}; give --data {wanted}")
 
 

@@ -62,6 +62,14 @@ class BadRows:
         self.count += 1
         self.first = self.first or message
 
+    def good(self, rows: Iterable[tuple[int, T | RowError]]) -> Iterator[tuple[int, T]]:
+        """Yield (line number, row) for the good ones of a file's rows; take the others."""
+        for line, row in rows:
+            if isinstance(row, RowError):
+                self.add(line, row)
+            else:
+                yield line, row
+
     def takes_trec_id(self, line: int, id: str) -> bool:
         """Whether a TREC run can represent an id; a row whose id it cannot is a bad row."""
         try:

@@ -98,21 +98,21 @@ def build_data(
     kind = file_kind(place)
     if kind == "run":
         raise UsageError(
-            f"{place}: looks like {KINDS[kind]}, which no data set is made of; give a corpus or training set"
+            f"{place}: looks like {KINDS[kind].title}, which no data set is made of; give a corpus or training set"
         )
     if split is not None and kind != "qrels":
         raise UsageError(
-            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind]}: leave it out"
+            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind].title}: leave it out"
         )
     if kind in ("corpus", "questions", "qrels", "beir") and (corpus is not None or queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
+        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind].title}")
     name = _default_name(place) if name is None else name
     if not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: must be lower-case letters, digits and underscores, as in nq_train")
     if not _VERSION.fullmatch(version):
         raise UsageError(f"--version {version}: must be three numbers, as in 1.0.0")
     import_extra("tensorflow_datasets", "data")
-    card = Card(name, version, description or f"{KINDS[kind]}: {place.name}", homepage, citation, licence)
+    card = Card(name, version, description or f"{KINDS[kind].title}: {place.name}", homepage, citation, licence)
     configs = _configs(place, kind, corpus, queries, split or "test", skip_bad)
     for config in configs:
         if (there := target / name / config / version).exists():
@@ -165,12 +165,11 @@ def _configs(
             return {QRELS: (_qrels_features(), {split: _judgements(place)})}
     content = None if corpus is None else read_corpus(corpus, skip_bad=skip_bad)
     examples = read_examples(place, format=kind, corpus=content, queries=queries, skip_bad=skip_bad)
-    rows = ExampleRows(content, str(examples_file(place)))
+    rows = ExampleRows(content, examples_file(place))
     first = next(examples, None)
     if first is None:
         raise UserError(f"{place}: no example; give a training set with at least one row")
-    candidates = (*first.positives, *first.negatives, *first.other_negatives)
-    with_texts = content is not None or any(each.text is not None for each in candidates)
+    with_texts = content is not None or any(each.text is not None for each in first.candidates)
     made = (_example(each, rows, with_texts) for each in counted(chain([first], examples), "row"))
     return {EXAMPLES: (_example_features(with_texts), {"train": made})}
 
@@ -203,9 +202,8 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
             )
         return row | {"score": math.nan if candidate.score is None else float(candidate.score)}
 
-    lists = (example.positives, example.negatives, example.other_negatives)
     row: dict[str, Any] = {"id": example.id, "question": example.question, "answers": list(example.answers)}
-    for name, candidates in zip(_LISTS, lists, strict=True):
+    for name, candidates in zip(_LISTS, example.lists, strict=True):
         row[name] = [passage(each) for each in candidates]
     return row
 

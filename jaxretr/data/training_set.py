@@ -151,12 +151,12 @@ def load_training_set(
     """
     path = data_path(path)
     # Before the corpus: a wrong path or split should not cost the minutes that a large one takes.
-    format = training_format(path, format)
+    kind = training_format(path, format).name
     file = examples_file(path, split)
-    if corpus is None and format == "beir":
+    if corpus is None and kind == "beir":
         corpus = read_corpus(path)
     builder = _Builder(file, corpus, skip_bad)
-    examples = read_examples(path, format=format, skip_bad=skip_bad, corpus=corpus, queries=queries, split=split)
+    examples = read_examples(path, format=kind, skip_bad=skip_bad, corpus=corpus, queries=queries, split=split)
     for example in examples:
         builder.add(example)
     return builder.finish()
@@ -224,8 +224,7 @@ class _Builder:
         index = self._index(example)
         if index is None:
             return
-        kinds = (example.positives, example.negatives, example.other_negatives)
-        for pairs, candidates in zip(self.kinds, kinds, strict=True):
+        for pairs, candidates in zip(self.kinds, example.lists, strict=True):
             rows: set[int] = set()
             for candidate in candidates:
                 row = self._row(candidate, example)

@@ -11,9 +11,9 @@ import numpy as np
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.kinds import FORMATS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
+from jaxretr.data.formats.kinds import FORMATS, SCORED_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.named.names import data_path
 from jaxretr.data.pairs import Pair, is_pair_file, read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
@@ -194,7 +194,7 @@ def _check_inputs(path: str, source: str, queries: Path_ | None, corpus: Path_ |
         missing = [name for name, given in (("--queries", queries), ("--corpus", corpus)) if given is None]
         if missing:
             raise UsageError(f"{path}: a run has ids alone; give {' and '.join(f'{name} FILE' for name in missing)}")
-    if source in NEED_QUERIES and queries is None:
+    if source in FORMATS and FORMATS[source].needs_queries and queries is None:
         raise UsageError(f"{path}: has only the ids of its questions ({source}); give --queries FILE")
 
 
@@ -252,15 +252,15 @@ def _score_examples(
     texts = place if corpus is None and source == "beir" else corpus
     passages = None if texts is None else read_corpus(texts)
     file = examples_file(place, split)
-    rows = ExampleRows(passages, str(file))
+    rows = ExampleRows(passages, file)
 
     def examples() -> Iterator[Example]:
         found = read_examples(place, format=source, corpus=passages, queries=queries, split=split)
-        return joined(found) if source in ROW_FORMATS and to not in ROW_FORMATS else found
+        return joined(found) if FORMATS[source].spreads and not FORMATS[to].spreads else found
 
     def pairs() -> Iterator[Pair]:
         for example in examples():
-            for candidate in (*example.positives, *example.negatives, *example.other_negatives):
+            for candidate in example.candidates:
                 yield Pair(example.question, *rows.content(candidate, example))
 
     scores, kept = call.score_all(pairs)
@@ -273,7 +273,7 @@ def _scored(examples: Iterable[Example], scores: Iterator[float]) -> Iterator[Ex
         return tuple(replace(candidate, score=next(scores)) for candidate in candidates)
 
     for example in examples:
-        positives, negatives, others = map(scored, (example.positives, example.negatives, example.other_negatives))
+        positives, negatives, others = map(scored, example.lists)
         yield replace(example, positives=positives, negatives=negatives, other_negatives=others)
 
 
