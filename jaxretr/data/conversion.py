@@ -7,8 +7,8 @@ from jaxretr.data.formats.examples import joined
 from jaxretr.data.formats.kinds import FORMATS, named_split, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
+from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.progress import counted
 from jaxretr.runtime.storage.files import check_output
@@ -63,7 +63,7 @@ def convert_data(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read or written, or a bad row (as `path:line: what; remedy`).
     """
-    place, target = data_path(path), Path(out).expanduser()
+    place, target = source_of(path), Path(out).expanduser()
     source = training_format(place, format)
     split = named_split(split, source.name, to)
     if to != "beir":

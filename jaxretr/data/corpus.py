@@ -5,15 +5,13 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxretr.data.csv_tables import tsv_rows
-from jaxretr.data.named.names import DataName
+from jaxretr.data.source import Input, NamedSource, Source
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
-    bare_suffix,
     check_utf8,
     filled_lines,
     find_input,
@@ -85,7 +83,7 @@ class Corpus:
             raise UserError(f"two passages have the id '{twice}'; give every passage an id of its own")
         return corpus
 
-    def followed_by(self, other: "Corpus", where: str | Path) -> "Corpus":
+    def followed_by(self, other: "Corpus", where: object) -> "Corpus":
         """Return a corpus of these passages and then the other's.
 
         Args:
@@ -150,7 +148,7 @@ def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3
     return digest.hexdigest()
 
 
-def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
+def iter_passages(path: Input, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
     """Yield (line number, passage) from a corpus file or a BEIR folder, without checking for duplicate ids.
 
     Formats, each also gzipped: JSON lines (id under "_id", "id" or "docid"; "text" or "contents"; "title" may be
@@ -172,7 +170,7 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
     bad.report(kept)
 
 
-def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
+def read_corpus(path: Input, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
     """Read a whole corpus; for the formats see `iter_passages`.
 
     Args:
@@ -205,12 +203,12 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
     return Corpus(ids, titles, texts)
 
 
-def passage_rows(path: Path) -> Iterator[tuple[int, Passage | RowError]]:
+def passage_rows(path: Source) -> Iterator[tuple[int, Passage | RowError]]:
     """Return (line number, passage or the row's fault) for the rows of a file; see `iter_passages`."""
-    if isinstance(path, DataName):
+    if isinstance(path, NamedSource):
         return parsed(path.rows(), _passage_of_row)
     head = first_line(path)
-    suffix = bare_suffix(path)
+    suffix = path.suffix
     if not head:
         return iter(())
     if head.lstrip().startswith("[") and suffix != ".tsv":

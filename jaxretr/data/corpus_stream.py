@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxretr.data.corpus import Passage, passage_rows, rows_fingerprint
+from jaxretr.data.source import Input
 from jaxretr.data.text_rows import BadRows, RowError, find_input, json_object, numbered_lines
 from jaxretr.runtime.errors import UserError
 
@@ -33,7 +33,7 @@ class CorpusStream:
 
     def __init__(
         self,
-        paths: Sequence[str | Path],
+        paths: Sequence[Input],
         *,
         skip_bad: bool = False,
         watch: Callable[[Iterable[Passage]], Iterator[Passage]] = _same,

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import BadRows, RowError
 
 
@@ -32,7 +32,7 @@ class Problems(BadRows):
       repeated: "questions" or "passages" -> their number, and the place of the first.
     """
 
-    def __init__(self, path: Path, most: int, on_problem: Callable[[Problem], object] | None):
+    def __init__(self, path: Source, most: int, on_problem: Callable[[Problem], object] | None):
         super().__init__(path, skip=True)
         self.most = most
         self.on_problem = on_problem

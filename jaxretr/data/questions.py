@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.csv_tables import tsv_rows
+from jaxretr.data.source import Input, Source
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
-    bare_suffix,
     check_utf8,
     filled_lines,
     find_input,
@@ -46,7 +45,7 @@ class Question:
     answers: tuple[str, ...] = ()
 
 
-def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
+def read_questions(path: Input, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
     """Read questions, in the file's order.
 
     Formats, each also gzipped:
@@ -90,10 +89,10 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
     return questions
 
 
-def question_rows(path: Path) -> Iterator[tuple[int, Question | RowError]]:
+def question_rows(path: Source) -> Iterator[tuple[int, Question | RowError]]:
     """Return (line number, question or the row's fault) for the rows of a file; see `read_questions`."""
     head = first_line(path)
-    suffix = bare_suffix(path)
+    suffix = path.suffix
     named_text = suffix in (".txt", ".tsv", ".csv")
     if suffix in (".jsonl", ".ndjson", ".json") or (not named_text and head.lstrip()[:1] in ("{", "[")):
         return parsed(json_array(path) if head.lstrip().startswith("[") else json_lines(path), _json_row)

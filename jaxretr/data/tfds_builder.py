@@ -22,10 +22,10 @@ from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import KINDS, file_kind
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import CORPUS, EXAMPLES, QRELS, QUERIES
 from jaxretr.data.questions import read_questions
 from jaxretr.data.readers import beir_splits, qrels_path, read_qrels
+from jaxretr.data.source import NamedSource, Source, source_of
 from jaxretr.data.tfds_records import Card, Value, write_config
 from jaxretr.runtime.errors import UsageError, UserError, import_extra
 from jaxretr.runtime.progress import counted
@@ -92,7 +92,7 @@ def build_data(
       UserError: bad data (as `path:line: what; remedy`), the data set is there already, or it cannot be written.
       UsageError: a name or version that TFDS does not take, or an argument that has no effect.
     """
-    place, target = data_path(path), Path(out).expanduser()
+    place, target = source_of(path), Path(out).expanduser()
     if is_remote(out):
         raise UsageError(f"{out}: is in a bucket; build the data set in a local folder, and copy it there")
     kind = file_kind(place)
@@ -135,8 +135,8 @@ def build_data(
     return Built(target / name, version, written)
 
 
-def _default_name(place: Path) -> str:
-    text = place.body if isinstance(place, DataName) else place.absolute().name.split(".")[0]
+def _default_name(place: Source) -> str:
+    text = place.body if isinstance(place, NamedSource) else place.absolute().name.split(".")[0]
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "data"
 
 
@@ -144,7 +144,7 @@ def _default_name(place: Path) -> str:
 
 
 def _configs(
-    place: Path, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
+    place: Source, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
 ) -> dict[str, tuple[Any, dict[str, Rows]]]:
     """Return {config: (features, {split: rows})}."""
     match kind:
@@ -174,17 +174,17 @@ def _configs(
     return {EXAMPLES: (_example_features(with_texts), {"train": made})}
 
 
-def _passages(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+def _passages(place: Source, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
     for _, passage in counted(iter_passages(place, skip_bad=skip_bad), "passage"):
         yield {"_id": passage.id, "title": passage.title, "text": passage.text}
 
 
-def _questions(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+def _questions(place: Source, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
     for question in read_questions(place, skip_bad=skip_bad):
         yield {"_id": question.id, "text": question.text, "answers": list(question.answers)}
 
 
-def _judgements(place: Path) -> Iterator[Mapping[str, Value]]:
+def _judgements(place: Source) -> Iterator[Mapping[str, Value]]:
     for query, judged in read_qrels(place).items():
         for passage, grade in judged.items():
             yield {"query-id": query, "corpus-id": passage, "score": grade}

@@ -13,9 +13,9 @@ from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import is_training_file, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
+from jaxretr.data.source import Input, Source, source_of
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 
@@ -121,7 +121,7 @@ class TrainingSet:
 
 
 def load_training_set(
-    path: str | Path,
+    path: Input,
     corpus: Corpus | None = None,
     *,
     format: str | None = None,
@@ -149,7 +149,7 @@ def load_training_set(
     Raises:
       UserError: a bad row or an unknown candidate (as `path:line: what; remedy`), no example, or no such file.
     """
-    path = data_path(path)
+    path = source_of(path)
     # Before the corpus: a wrong path or split should not cost the minutes that a large one takes.
     kind = training_format(path, format).name
     file = examples_file(path, split)
@@ -162,7 +162,7 @@ def load_training_set(
     return builder.finish()
 
 
-def read_passages(path: str | Path) -> Corpus:
+def read_passages(path: Input) -> Corpus:
     """Read a corpus, or the positives and negatives of a training file, each once.
 
     Raises:
@@ -203,7 +203,7 @@ class _Count:
 class _Builder:
     """Takes examples one at a time, and keeps only numbers and new texts of them."""
 
-    def __init__(self, path: Path, corpus: Corpus | None, skip_bad: bool):
+    def __init__(self, path: Source, corpus: Corpus | None, skip_bad: bool):
         self.path = path
         self.corpus = corpus
         self.corpus_rows = 0 if corpus is None else len(corpus)

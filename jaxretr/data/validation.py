@@ -12,9 +12,9 @@ from jaxretr.data.formats.format import Format
 from jaxretr.data.formats.kinds import KINDS, file_kind, named_split
 from jaxretr.data.formats.other_kinds import CORPUS, QUESTIONS, RunFile, TextFile
 from jaxretr.data.formats.reading import examples_file, lookup
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.problems import Problem, Problems
-from jaxretr.data.text_rows import RowError, find_input
+from jaxretr.data.source import Source, source_of
+from jaxretr.data.text_rows import RowError
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import counted
 
@@ -104,9 +104,8 @@ def validate_data(
       UserError: the file cannot be read to its end, or has no rows.
       UsageError: an argument that has no effect for this format.
     """
-    place = data_path(path)
-    if isinstance(place, DataName):
-        place.verify()  # Includes splits that are not read.
+    place = source_of(path)
+    place.verify()  # Includes splits that are not read.
     kind = KINDS[format or file_kind(place)]
     if not isinstance(kind, Format) and (corpus is not None or queries is not None):
         raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {kind.title}")
@@ -123,8 +122,8 @@ def validate_data(
     return Validation(str(place), kind.name, rows, problems.count, problems.found, questions, passages, unchecked)
 
 
-def _check_file(problems: Problems, kind: TextFile | RunFile, path: Path) -> int:
-    problems.path = find_input(path, kind.stem)
+def _check_file(problems: Problems, kind: TextFile | RunFile, path: Source) -> int:
+    problems.path = path.file(kind.stem)
     return kind.check(problems)
 
 

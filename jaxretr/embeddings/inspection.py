@@ -10,8 +10,7 @@ from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.kinds import KINDS, file_kind
 from jaxretr.data.formats.reading import lookup
 from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
-from jaxretr.data.named.names import DataName, data_path
-from jaxretr.data.text_rows import find_input
+from jaxretr.data.source import NamedSource, source_of
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.memory import size
 from jaxretr.runtime.storage.copies import local_folder
@@ -32,22 +31,25 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
       UserError: the format is not recognised, or the file cannot be read.
       UsageError: `queries` for another format.
     """
-    place = data_path(path) if isinstance(data_path(path), DataName) else as_path(path)
-    if is_remote(place):
-        from jaxretr.embeddings.embedding_store import is_store
+    source = source_of(path)
+    if not isinstance(source, NamedSource):
+        place = as_path(path)
+        if is_remote(place):
+            from jaxretr.embeddings.embedding_store import is_store
 
-        place = place if is_store(place) else local_folder(place)
-    if not isinstance(place, DataName) and (place / "meta.json").is_file():
-        return _folder(place)
-    kind = KINDS[format or file_kind(place)]
+            place = place if is_store(place) else local_folder(place)
+        if (place / "meta.json").is_file():
+            return _folder(place)
+        source = source_of(place)
+    kind = KINDS[format or file_kind(source)]
     if queries is not None and kind.name not in ("triples-ids", "distillation"):
-        raise UsageError(f"--queries is for triples-ids and distillation; {place} looks like {kind.title}")
-    file = place if kind.name == "beir" else find_input(place)
+        raise UsageError(f"--queries is for triples-ids and distillation; {source} looks like {kind.title}")
+    file = source if kind.name == "beir" else source.file()
     # Judgements are described by themselves: their questions are not needed.
     found = Lookup()
     if isinstance(kind, Format) and not kind.has_grades:
-        found = lookup(place, kind, queries=queries)
-    return replace(kind.describe(file, found), path=str(place))
+        found = lookup(source, kind, queries=queries)
+    return replace(kind.describe(file, found), path=str(source))
 
 
 def _folder(path: Path) -> Description:

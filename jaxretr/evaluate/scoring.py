@@ -14,12 +14,12 @@ from jaxretr.data.formats.examples import Candidate, Example, joined
 from jaxretr.data.formats.kinds import FORMATS, SCORED_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.pairs import Pair, is_pair_file, read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.runs import Hits, RunFormat, SearchRun
+from jaxretr.data.source import source_of
 from jaxretr.data.text_rows import first_character, json_lines
 from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 from jaxretr.evaluate.reranking import hits_of
@@ -248,7 +248,7 @@ def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterat
 def _score_examples(
     call: _Call, path: Path_, source: str, to: str, queries: Path_ | None, corpus: Path_ | None, split: str
 ) -> int:
-    place = data_path(path)
+    place = source_of(path)
     texts = place if corpus is None and source == "beir" else corpus
     passages = None if texts is None else read_corpus(texts)
     file = examples_file(place, split)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.named.ir_collections import members
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
-from jaxretr.data.text_rows import find_input, input_digest
+from jaxretr.data.source import FileSource, Input, NamedSource, Source, source_of
+from jaxretr.data.text_rows import find_input
 from jaxretr.embeddings.encoding import Encoder, loaded, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.evaluate import metrics as measures
@@ -41,15 +41,15 @@ class DataSet:
 
     Attributes:
       name: its path below the suite's folder, with slashes.
-      folder: its path on disk.
+      folder: where it is.
       split: the split of its judgements.
     """
 
     name: str
-    folder: Path
+    folder: Source
     split: str
 
-    def files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, Source]:
         """The files that are read."""
         return {
             "corpus": find_input(self.folder, "corpus.jsonl"),
@@ -179,7 +179,7 @@ def evaluate_suite(
     """
     for name in metrics:
         measures.parse(name)
-    root, out = data_path(suite), None if out is None else Path(out).expanduser()
+    root, out = source_of(suite), None if out is None else Path(out).expanduser()
     data_sets, skipped = find_data_sets(root, splits)
     for name, why in skipped.items():
         log.warning("%s: skipped: %s", name, why)
@@ -230,7 +230,7 @@ def _measured(
 # ---- data sets -------------------------------------------------------------------------------------------------------
 
 
-def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
+def find_data_sets(root: Input, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
     """Look for BEIR folders at any depth, but not inside each other.
 
     Args:
@@ -243,13 +243,14 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     Raises:
       UserError: there is no such folder.
     """
-    if isinstance(root, DataName):
+    root = source_of(root)
+    if isinstance(root, NamedSource):
         return _named_sets(root, splits)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
     found, skipped = [], {}
-    for folder in _folders(root):
-        name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
+    for folder in _folders(root.path):
+        name = folder.relative_to(root.path).as_posix() if folder != root.path else folder.resolve().name
         missing = [file for file in ("corpus.jsonl", "queries.jsonl") if _input(folder, file) is None]
         there = beir_splits(folder)
         split = next((split for split in splits if split in there), None)
@@ -259,14 +260,14 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
             has = f"it has {', '.join(there)}" if there else "it has no judgements at all"
             skipped[name] = f"no split {' or '.join(splits)} (qrels/{splits[0]}.tsv), {has}"
         else:
-            found.append(DataSet(name, folder, split))
+            found.append(DataSet(name, FileSource(folder), split))
     return sorted(found, key=lambda one: one.name), dict(sorted(skipped.items()))
 
 
-def _named_sets(root: DataName, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
+def _named_sets(root: NamedSource, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
     """The collections that a name stands for: its own, or those of ir_datasets whose ids begin with it."""
     if root.scheme == "ir_datasets" and (below := members(root.body)):
-        names = {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
+        names = {id.removeprefix(f"{root.body}/"): NamedSource(f"{root.scheme}:{id}") for id in below}
     else:
         names = {root.body.rpartition("/")[2]: root}
     found, skipped = [], {}
@@ -351,7 +352,7 @@ def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: R
 
 
 def _hashes(one: DataSet) -> dict[str, str]:
-    return {name: input_digest(path) for name, path in one.files().items()}
+    return {name: path.digest() for name, path in one.files().items()}
 
 
 def _short(value: Any) -> str:

@@ -10,9 +10,9 @@ from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.head import Head
+from jaxretr.data.source import Input, Source, source_of
 from jaxretr.data.text_rows import (
     RowError,
-    bare_suffix,
     check_utf8,
     json_lines,
     missing_field,
@@ -52,7 +52,7 @@ class Columns(Format):
         # The name "answer" is ambiguous: a short answer makes a question, a passage makes a pair to train on.
         return names[0] == "anchor" or (names[0] in _ANCHORS and any(name.startswith(_PASSAGES) for name in names[1:]))
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         id_of_anchor: dict[str, str] = {}
         names: list[str] = []
 
@@ -68,7 +68,7 @@ class Columns(Format):
 
     def write(self, path: Path, examples: Iterable[Example], rows: ExampleRows) -> None:
         """Write a row for every positive, all with the same number of negatives; a table by the name .csv or .tsv."""
-        delimiter = TABLES.get(bare_suffix(path))
+        delimiter = TABLES.get(source_of(path).suffix)
         with atomic_write(path, "w") as file:
             header: list[str] = []
             for row in _rows(rows, examples):
@@ -134,9 +134,9 @@ def _scores_of_one(label: float, passages: int) -> list[float | None]:
     raise RowError(f"one score for {passages} passages; write a list with a score for each")
 
 
-def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def named_rows(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yield (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
-    suffix = bare_suffix(path)
+    suffix = source_of(path).suffix
     if suffix not in TABLES:
         yield from json_lines(path)
         return

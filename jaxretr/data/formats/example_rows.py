@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.source import Input
 from jaxretr.runtime.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class ExampleRows:
       lost: {what was lost: the number of examples}.
     """
 
-    def __init__(self, corpus: Corpus | None, source: str | Path, *, split: str = "train", per_row: int | None = None):
+    def __init__(self, corpus: Corpus | None, source: Input, *, split: str = "train", per_row: int | None = None):
         """
         Args:
           corpus: the passages of candidates that are ids.

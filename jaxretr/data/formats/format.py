@@ -13,6 +13,7 @@ from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, Row
 from jaxretr.data.formats.head import Head
 from jaxretr.data.questions import Question
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import BadRows, RowError
 from jaxretr.runtime.progress import counted
 from jaxretr.runtime.storage.files import atomic_write
@@ -71,7 +72,7 @@ class Format:
         """Whether a file with this beginning is in this format."""
         raise NotImplementedError
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         """Return (line number, example or the row's fault) for every row of a file."""
         raise NotImplementedError
 
@@ -96,7 +97,7 @@ class Format:
             rows.check_any(path)
             file.write(self.end)
 
-    def describe(self, file: Path, lookup: Lookup) -> Description:
+    def describe(self, file: Source, lookup: Lookup) -> Description:
         """Describe a file by one pass over its examples."""
         first: Example | None = None
         bad = BadRows(file, skip=True)

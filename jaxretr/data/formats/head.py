@@ -2,13 +2,12 @@
 
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.csv_tables import csv_rows
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import (
     RowError,
-    bare_suffix,
     first_character,
     first_line,
     json_array,
@@ -38,12 +37,12 @@ class Head:
       UserError: the file is empty, or its first row is not JSON where it should be.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Source):
         first = first_character(path)
         if not first:
             raise UserError(f"{path}: is empty; give a file with at least one row")
         self.path = path
-        self.suffix = bare_suffix(path)
+        self.suffix = path.suffix
         self.row: dict[str, Any] = {}
         self.element: dict[str, Any] = {}
         self.objects: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.head import Head
 from jaxretr.data.formats.other_kinds import CORPUS, QUESTIONS
 from jaxretr.data.readers import beir_splits, qrels_path, qrels_rows
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import BadRows, RowError, find_input
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_write
@@ -37,13 +38,13 @@ class Qrels(Format):
         is_json = {"query-id", "corpus-id"} <= head.row.keys()
         return has_header or is_json or head.number_in(3, columns=4) or head.three_columns == self.name
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         return _judged(file, lookup)
 
     def lines(self, example: Example, rows: ExampleRows) -> list[bytes]:
         return _lines(example, rows, lambda each: rows.id(each, example))
 
-    def describe(self, file: Path, lookup: Lookup) -> Description:
+    def describe(self, file: Source, lookup: Lookup) -> Description:
         """Describe the judgements themselves."""
         bad = BadRows(file, skip=True)
         questions: Counter[str] = Counter()
@@ -73,11 +74,11 @@ class Beir(Format):
     def detect(self, head: Head) -> bool:
         return False  # A folder has no first rows.
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         """Read the judgements of a split, one of the folder's files."""
         return _judged(file, lookup)
 
-    def describe(self, file: Path, lookup: Lookup) -> Description:
+    def describe(self, file: Source, lookup: Lookup) -> Description:
         """Describe the files of a folder."""
         judgements = [qrels_path(file, split) for split in beir_splits(file)]
         parts = [
@@ -116,7 +117,7 @@ class Beir(Format):
             rows.check_any(path)
 
 
-def _judged(file: Path, lookup: Lookup) -> Iterator[Row]:
+def _judged(file: Source, lookup: Lookup) -> Iterator[Row]:
     """Yield one example for every judged question; a passage that a given corpus lacks is an error of its row."""
     judged: dict[str, dict[str, int]] = {}
     lines: dict[str, int] = {}

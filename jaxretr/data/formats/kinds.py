@@ -1,7 +1,5 @@
 """The kinds of data files, the formats of training data among them; and how a file's kind is detected."""
 
-from pathlib import Path
-
 from jaxretr.data.formats.columns import Columns
 from jaxretr.data.formats.format import Format
 from jaxretr.data.formats.head import Head
@@ -10,8 +8,7 @@ from jaxretr.data.formats.other_kinds import CORPUS, QUESTIONS, RunFile, TextFil
 from jaxretr.data.formats.passage_lists import Dpr, DprScale, Tevatron, Tevatron2
 from jaxretr.data.formats.scored_lists import Distillation, Flag
 from jaxretr.data.formats.triples import Triples, TriplesIds
-from jaxretr.data.named.names import DataName, data_path
-from jaxretr.data.text_rows import find_input
+from jaxretr.data.source import Input, source_of
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 # In the order in which they are asked: the first that recognises a file is its kind.
@@ -45,34 +42,30 @@ SCORED_FORMATS = tuple(name for name, format in FORMATS.items() if format.has_sc
 _KIND_OF_ROLE = {"corpus": "corpus", "queries": "questions", "qrels": "qrels"}
 
 
-def file_kind(path: str | Path) -> str:
+def file_kind(path: Input) -> str:
     """Return the kind of a file or folder, a key of KINDS.
 
     Raises:
       UserError: it is not recognised.
     """
-    path = data_path(path)
-    if path.is_dir():
-        if (
-            isinstance(path, DataName)
-            or (path / "qrels").is_dir()
-            or any((path / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
-        ):
-            return "beir"
+    source = source_of(path)
+    if source.is_beir():
+        return "beir"
+    if source.is_dir():
         raise UserError(
             f"{path}: is not a BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
         )
-    path = find_input(path)
-    if isinstance(path, DataName) and path.role is not None:
-        return _KIND_OF_ROLE[path.role]
-    head = Head(path)
+    source = source.file()
+    if source.role is not None:
+        return _KIND_OF_ROLE[source.role]
+    head = Head(source)
     kind = next((kind.name for kind in _KINDS if kind.detect(head)), None)
     if kind is None:
-        raise UserError(f"{path}: not recognised; state its format, one of {', '.join(KINDS)}")
+        raise UserError(f"{source}: not recognised; state its format, one of {', '.join(KINDS)}")
     return kind
 
 
-def training_format(path: str | Path, format: str | None = None) -> Format:
+def training_format(path: Input, format: str | None = None) -> Format:
     """Return a training set's format.
 
     Args:
@@ -83,28 +76,28 @@ def training_format(path: str | Path, format: str | None = None) -> Format:
       UserError: it is something else, or not recognised.
       UsageError: there is no such format.
     """
-    path = data_path(path)
+    source = source_of(path)
     if format is not None and format not in FORMATS:
         raise UsageError(f"no format '{format}'{did_you_mean(format, FORMATS) or ''}; there are {', '.join(FORMATS)}")
     if format is None:
-        kind = KINDS[file_kind(path)]
+        kind = KINDS[file_kind(source)]
         if not isinstance(kind, Format):
-            raise UserError(f"{path}: looks like {kind.title}, not a training set; {kind.remedy}")
+            raise UserError(f"{source}: looks like {kind.title}, not a training set; {kind.remedy}")
         return kind
     if format != "beir":
-        find_input(path)
-    elif not path.is_dir():
-        raise UserError(f"{path}: is not a folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
+        source.file()
+    elif not source.is_dir():
+        raise UserError(f"{source}: is not a folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
     return FORMATS[format]
 
 
-def is_training_file(path: str | Path) -> bool:
+def is_training_file(path: Input) -> bool:
     """Whether a file (not a folder) is a training set with passages, which can stand for a corpus."""
-    path = data_path(path)
-    if path.is_dir():
+    source = source_of(path)
+    if source.is_dir():
         return False
     try:
-        kind = KINDS[file_kind(path)]
+        kind = KINDS[file_kind(source)]
     except UserError:  # Not a known format: the reader's own error is more helpful.
         return False
     return isinstance(kind, Format) and kind.has_passages

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from jaxretr.data.corpus import ID_FIELDS, Passage, passage_rows
 from jaxretr.data.description import Description, Spread, shortened_line
@@ -10,6 +9,7 @@ from jaxretr.data.formats.format import Lookup
 from jaxretr.data.formats.head import Head
 from jaxretr.data.problems import Problems
 from jaxretr.data.questions import Question, question_rows
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import BadRows, RowError
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.progress import counted
@@ -26,7 +26,7 @@ _WORDS_OF_A_QUESTION = 20
 class TextFile:
     """A corpus or questions, in any of the formats of `iter_passages` and `read_questions`."""
 
-    def __init__(self, name: str, unit: str, stem: str, remedy: str, rows: Callable[[Path], Iterator[_Row]]):
+    def __init__(self, name: str, unit: str, stem: str, remedy: str, rows: Callable[[Source], Iterator[_Row]]):
         """
         Args:
           name: "corpus" or "questions".
@@ -62,7 +62,7 @@ class TextFile:
             raise UserError(f"{problems.path}: no rows; give a file with at least one")
         return count
 
-    def describe(self, file: Path, lookup: Lookup) -> Description:
+    def describe(self, file: Source, lookup: Lookup) -> Description:
         """Describe a file by one pass over it."""
         bad = BadRows(file, skip=True)
         words = array("l")
@@ -107,17 +107,17 @@ class RunFile:
         """Read it; the first problem ends it."""
         return len(_read_run(problems.path))
 
-    def describe(self, file: Path, lookup: Lookup) -> Description:
+    def describe(self, file: Source, lookup: Lookup) -> Description:
         found = _read_run(file)
         lengths = [len(hits) for hits in found.values()]
         facts = {"questions": len(found), "passages a question": Spread.of(lengths)}
         return Description(str(file), self.title, facts)
 
 
-def _read_run(file: Path) -> dict[str, dict[str, float]]:
+def _read_run(file: Source) -> dict[str, dict[str, float]]:
     from jaxretr.data.run_reading import read_run  # It imports numpy, which would delay the command line's help.
 
-    return read_run(file, count=True)
+    return read_run(str(file), count=True)
 
 
 # ---- ids and texts ---------------------------------------------------------------------------------------------------

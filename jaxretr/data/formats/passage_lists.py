@@ -1,7 +1,6 @@
 """Formats with lists of passages for each question: DPR, dpr-scale, and both versions of Tevatron's."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.corpus import Corpus
@@ -17,6 +16,7 @@ from jaxretr.data.formats.examples import (
 )
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.head import Head
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import RowError, json_array, json_lines, missing_field, parsed, string_field
 
 # DPR's own files have passage_id (Natural Questions) and psg_id (TriviaQA).
@@ -41,7 +41,7 @@ class Dpr(Format):
     def detect(self, head: Head) -> bool:
         return not head.element.keys().isdisjoint(_DPR)
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         return _examples(json_array(file), _DPR, lambda row, name: _passages(row, name, lookup.corpus))
 
     def lines(self, example: Example, rows: ExampleRows) -> list[bytes]:
@@ -58,7 +58,7 @@ class DprScale(Format):
     def detect(self, head: Head) -> bool:
         return not head.row.keys().isdisjoint(_DPR)
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         return _examples(json_lines(file), _DPR, lambda row, name: _passages(row, name, lookup.corpus))
 
     def lines(self, example: Example, rows: ExampleRows) -> list[bytes]:
@@ -81,7 +81,7 @@ class Tevatron(Format):
     def detect(self, head: Head) -> bool:
         return not head.row.keys().isdisjoint(_TEVATRON)
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         return _examples(json_lines(file), _TEVATRON, _passages)
 
     def lines(self, example: Example, rows: ExampleRows) -> list[bytes]:
@@ -103,7 +103,7 @@ class Tevatron2(Format):
     def detect(self, head: Head) -> bool:
         return not head.row.keys().isdisjoint(_TEVATRON_IDS)
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         return _examples(
             json_lines(file),
             _TEVATRON_IDS,

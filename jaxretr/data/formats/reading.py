@@ -1,27 +1,26 @@
 """Training files: one example after the other, in any of the formats of `jaxretr.data.formats.kinds.FORMATS`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Example, Row
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.kinds import training_format
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import QUERIES
 from jaxretr.data.questions import read_questions
 from jaxretr.data.readers import qrels_path
-from jaxretr.data.text_rows import BadRows, find_input
+from jaxretr.data.source import Input, Source, source_of
+from jaxretr.data.text_rows import BadRows
 from jaxretr.runtime.errors import UsageError
 
 
-def examples_file(path: str | Path, split: str = "train") -> Path:
+def examples_file(path: Input, split: str = "train") -> Source:
     """Return the file that line numbers refer to: `path`, or the judgements of `split` in a BEIR folder."""
-    path = data_path(path)
-    return qrels_path(path, split) if path.is_dir() else find_input(path)
+    source = source_of(path)
+    return qrels_path(source, split) if source.is_dir() else source.file()
 
 
-def lookup(path: Path, format: Format, *, corpus: Corpus | None = None, queries: str | Path | None = None) -> Lookup:
+def lookup(path: Source, format: Format, *, corpus: Corpus | None = None, queries: Input | None = None) -> Lookup:
     """Return the texts that a training set's ids refer to.
 
     Args:
@@ -39,7 +38,7 @@ def lookup(path: Path, format: Format, *, corpus: Corpus | None = None, queries:
         raise UsageError(f"{path}: contains its questions ({format.name}); leave the queries file out")
     if format.name == "beir":
         queries = path
-    elif format.needs_queries and queries is None and isinstance(path, DataName):
+    elif format.needs_queries and queries is None:
         queries = path.sibling(QUERIES)
     if queries is None:
         return Lookup(None, corpus)
@@ -47,12 +46,12 @@ def lookup(path: Path, format: Format, *, corpus: Corpus | None = None, queries:
 
 
 def read_examples(
-    path: str | Path,
+    path: Input,
     *,
     format: str | None = None,
     skip_bad: bool = False,
     corpus: Corpus | None = None,
-    queries: str | Path | None = None,
+    queries: Input | None = None,
     split: str = "train",
 ) -> Iterator[Example]:
     """Yield the examples of a training set one after the other, in the order of the file.
@@ -71,9 +70,10 @@ def read_examples(
       UserError: a bad row (as `path:line: what; remedy`), an unknown format, or no such file.
       UsageError: the questions' texts are missing, or given although the file has them.
     """
+    path = source_of(path)
     kind = training_format(path, format)
     bad = BadRows(examples_file(path, split), skip_bad)
-    found = lookup(data_path(path), kind, corpus=corpus, queries=queries)
+    found = lookup(path, kind, corpus=corpus, queries=queries)
     if kind.needs_queries and found.questions is None:
         raise UsageError(f"{path}: has only the ids of its questions ({kind.name}); give the queries file as well")
     kept = 0
@@ -83,10 +83,11 @@ def read_examples(
     bad.report(kept)
 
 
-def numbered_examples(path: str | Path, *, format: str | None = None) -> Iterator[Row]:
+def numbered_examples(path: Input, *, format: str | None = None) -> Iterator[Row]:
     """Yield (line number, example or the row's fault) for every row of a file; see `read_examples` for the rest.
 
     If its questions are needed and not known, their texts are empty.
     """
+    path = source_of(path)
     kind = training_format(path, format)
-    return kind.read(examples_file(path), lookup(data_path(path), kind))
+    return kind.read(examples_file(path), lookup(path, kind))

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score, ids_field
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.head import Head
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import RowError, json_lines, missing_field, parsed, string_field
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
@@ -30,7 +30,7 @@ class Distillation(Format):
     def detect(self, head: Head) -> bool:
         return {"query_id", "document_ids"} <= head.row.keys()
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         def parse(row: dict[str, Any], _: int, line: int) -> Example:
             id = string_field(row, ("query_id",), allow_int=True)
             if id is None:
@@ -68,7 +68,7 @@ class Flag(Format):
     def detect(self, head: Head) -> bool:
         return "query" in head.row and isinstance(head.row.get("pos"), list)
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         prompts = 0
 
         def parse(row: dict[str, Any], number: int, line: int) -> Example:

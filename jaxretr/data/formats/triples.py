@@ -3,16 +3,15 @@
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, Row
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.head import Head
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import (
     RowError,
-    bare_suffix,
     check_utf8,
     filled_lines,
     json_lines,
@@ -41,7 +40,7 @@ class Triples(Format):
     def detect(self, head: Head) -> bool:
         return head.three_columns == self.name
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         id_of_query: dict[str, str] = {}
 
         def parse(text: str, number: int, line: int) -> Example:
@@ -82,12 +81,12 @@ class TriplesIds(Format):
     def detect(self, head: Head) -> bool:
         return head.three_columns == self.name or head.row.keys() >= {*_JSON_NAMES}
 
-    def read(self, file: Path, lookup: Lookup) -> Iterator[Row]:
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
         def example(ids: Sequence[str], line: int) -> Example:
             id, positive, negative = ids
             return lookup.example(id, [Candidate(positive, "", None)], [Candidate(negative, "", None)], line)
 
-        if bare_suffix(file) == ".jsonl":
+        if file.suffix == ".jsonl":
             return parsed(json_lines(file), lambda row, _, line: example(_json_ids(row), line))
         return parsed(filled_lines(file), lambda text, _, line: example(_ids(text), line))
 

@@ -7,6 +7,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.kinds import FORMATS
+from jaxretr.data.source import Input
 from jaxretr.runtime.errors import UsageError
 
 
@@ -18,7 +19,7 @@ def write_examples(
     *,
     negatives: int | None = None,
     split: str = "train",
-    source: str | Path = "example",
+    source: Input = "example",
 ) -> int:
     """Write a training set, whole or not at all; log what the format cannot represent.
 
