@@ -147,22 +147,17 @@ def _configs(
     place: Source, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
 ) -> dict[str, tuple[Any, dict[str, Rows]]]:
     """Return {config: (features, {split: rows})}."""
-    match kind:
-        case "beir":
-            found: dict[str, tuple[Any, dict[str, Rows]]] = {
-                CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})
-            }
-            found[QUERIES] = (_query_features(), {QUERIES: _questions(place, skip_bad)})
-            judged: dict[str, Rows] = {each: _judgements(qrels_path(place, each)) for each in beir_splits(place)}
-            if judged:
-                found[QRELS] = (_qrels_features(), judged)
-            return found
-        case "corpus":
-            return {CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})}
-        case "questions":
-            return {QUERIES: (_query_features(), {QUERIES: _questions(place, skip_bad)})}
-        case "qrels":
-            return {QRELS: (_qrels_features(), {split: _judgements(place)})}
+    found: dict[str, dict[str, Rows]] = {}
+    if kind in ("corpus", "beir"):
+        found[CORPUS] = {CORPUS: _passages(place, skip_bad)}
+    if kind in ("questions", "beir"):
+        found[QUERIES] = {QUERIES: _questions(place, skip_bad)}
+    if kind == "qrels":
+        found[QRELS] = {split: _judgements(place)}
+    if kind == "beir" and (splits := beir_splits(place)):
+        found[QRELS] = {each: _judgements(qrels_path(place, each)) for each in splits}
+    if found:
+        return {config: (_features(config), rows) for config, rows in found.items()}
     content = None if corpus is None else read_corpus(corpus, skip_bad=skip_bad)
     examples = read_examples(place, format=kind, corpus=content, queries=queries, skip_bad=skip_bad)
     rows = ExampleRows(content, examples_file(place))
@@ -171,7 +166,7 @@ def _configs(
         raise UserError(f"{place}: no example; give a training set with at least one row")
     with_texts = content is not None or any(each.text is not None for each in first.candidates)
     made = (_example(each, rows, with_texts) for each in counted(chain([first], examples), "row"))
-    return {EXAMPLES: (_example_features(with_texts), {"train": made})}
+    return {EXAMPLES: (_features(EXAMPLES, with_texts), {"train": made})}
 
 
 def _passages(place: Source, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
@@ -211,62 +206,35 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
 # ---- features --------------------------------------------------------------------------------------------------------
 
 
-def _tfds() -> Any:
-    return import_extra("tensorflow_datasets", "data").features
+def _features(config: str, with_texts: bool = True) -> Any:
+    """Return the features of a config's rows; `with_texts`: whether the passages of examples have texts."""
+    features = import_extra("tensorflow_datasets", "data").features
 
+    def text(meaning: str) -> Any:
+        return features.Text(doc=meaning)
 
-def _features(**of_names: Any) -> Any:
-    return _tfds().FeaturesDict(of_names)
+    def several(feature: Any, meaning: str) -> Any:
+        return features.Sequence(feature, doc=meaning)
 
-
-def _text(meaning: str) -> Any:
-    return _tfds().Text(doc=meaning)
-
-
-def _number(meaning: str) -> Any:
-    return _tfds().Scalar(np.float32, doc=meaning)
-
-
-def _grade(meaning: str) -> Any:
-    return _tfds().Scalar(np.int64, doc=meaning)
-
-
-def _list(feature: Any, meaning: str) -> Any:
-    return _tfds().Sequence(feature, doc=meaning)
-
-
-def _corpus_features() -> Any:
-    return _features(_id=_text("id of the passage"), title=_text("empty if there is none"), text=_text("its text"))
-
-
-def _query_features() -> Any:
-    answers = _list(_text("an answer"), "empty if none are known")
-    return _features(_id=_text("id of the question"), text=_text("its text"), answers=answers)
-
-
-def _qrels_features() -> Any:
-    return _features(
-        **{
-            "query-id": _text("id of the question"),
-            "corpus-id": _text("id of the passage"),
-            "score": _grade("grade; above 0: relevant"),
-        }
-    )
-
-
-def _example_features(with_texts: bool) -> Any:
-    def passages(meaning: str) -> Any:
-        passage = {"passage_id": _text("empty if there is none"), "title": _text("empty if there is none")}
-        if with_texts:
-            passage["text"] = _text("its text")
-        passage["score"] = _number("a teacher's score; NaN if there is none")
-        return _list(passage, meaning)
-
-    return _features(
-        id=_text("id of the question; rows with one id are one example"),
-        question=_text("the question"),
-        answers=_list(_text("an answer"), "empty if none are known"),
-        positive_ctxs=passages("passages that answer it"),
-        hard_negative_ctxs=passages("hard negatives"),
-        negative_ctxs=passages("other negatives"),
-    )
+    answers = several(text("an answer"), "empty if none are known")
+    passage = {"passage_id": text("empty if there is none"), "title": text("empty if there is none")}
+    passage |= {"text": text("its text")} if with_texts else {}
+    passage["score"] = features.Scalar(np.float32, doc="a teacher's score; NaN if there is none")
+    fields = {
+        CORPUS: {"_id": text("id of the passage"), "title": text("empty if there is none"), "text": text("its text")},
+        QUERIES: {"_id": text("id of the question"), "text": text("its text"), "answers": answers},
+        QRELS: {
+            "query-id": text("id of the question"),
+            "corpus-id": text("id of the passage"),
+            "score": features.Scalar(np.int64, doc="grade; above 0: relevant"),
+        },
+        EXAMPLES: {
+            "id": text("id of the question; rows with one id are one example"),
+            "question": text("the question"),
+            "answers": answers,
+            "positive_ctxs": several(passage, "passages that answer it"),
+            "hard_negative_ctxs": several(passage, "hard negatives"),
+            "negative_ctxs": several(passage, "other negatives"),
+        },
+    }
+    return features.FeaturesDict(fields[config])

@@ -188,16 +188,14 @@ class _Pairs:
         )
 
 
-class _Count:
-    """The number of times that something happened, and the place of the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = ""
-
-    def add(self, where: str) -> None:
-        self.count += 1
-        self.first = self.first or where
+# What is done with rows that are not taken as they are: the kind of a count, and its message with number and first place.
+_NOTES = {
+    "reworded": "skipped %d bad rows; the first: %s",
+    "unknown": "left out %d candidates; the first: %s",
+    "changed": "%d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
+    "repeated": "a row names a passage twice, %d times (the first %s); it counts once",
+    "renamed": "%d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
+}
 
 
 class _Builder:
@@ -216,8 +214,13 @@ class _Builder:
         # Texts of the file, rows from corpus_rows on.
         self.row_of_text: dict[tuple[str, str], int] = {}
         self.text_ids: list[str | None] = []
-        self.unknown, self.changed, self.reworded, self.repeated = _Count(), _Count(), _Count(), _Count()
+        # A key of _NOTES -> how often, and the place of the first.
+        self.counts: dict[str, tuple[int, str]] = {}
         self.joined = 0
+
+    def _count(self, what: str, where: str) -> None:
+        count, first = self.counts.get(what, (0, where))
+        self.counts[what] = count + 1, first
 
     def add(self, example: Example) -> None:
         """Take one example."""
@@ -229,7 +232,7 @@ class _Builder:
             for candidate in candidates:
                 row = self._row(candidate, example)
                 if row in rows:
-                    self.repeated.add(f"on line {example.line}")
+                    self._count("repeated", f"on line {example.line}")
                 elif row is not None:
                     rows.add(row)
                     pairs.examples.append(index)
@@ -250,7 +253,7 @@ class _Builder:
             )
             if not self.skip_bad:
                 raise UserError(problem)
-            self.reworded.add(problem)
+            self._count("reworded", problem)
             return None
         return index
 
@@ -261,7 +264,7 @@ class _Builder:
             if candidate.text is not None and (
                 candidate.text != corpus.texts[row] or candidate.title not in ("", corpus.titles[row])
             ):
-                self.changed.add(f"passage '{candidate.id}' on line {example.line}")
+                self._count("changed", f"passage '{candidate.id}' on line {example.line}")
             return row
         if candidate.text is None:
             if corpus is None:
@@ -271,7 +274,7 @@ class _Builder:
             problem = f"{self.path}:{example.line}: {problem}"
             if not self.skip_bad:
                 raise UserError(problem)
-            self.unknown.add(problem)
+            self._count("unknown", problem)
             return None
         row = self.row_of_text.setdefault((candidate.title, candidate.text), self.corpus_rows + len(self.text_ids))
         if row == self.corpus_rows + len(self.text_ids):
@@ -343,10 +346,9 @@ class _Builder:
         taken = {id for id in given if id is not None}
         used: set[str] = set()
         ids = []
-        clashes = _Count()
         for n, id in enumerate(given):
             if id is not None and id in used:
-                clashes.add(f"'{id}'")
+                self._count("renamed", f"'{id}'")
             if id is None or id in used:
                 id = f"text-{n}"
                 while id in taken or (self.corpus is not None and id in self.corpus):
@@ -354,40 +356,13 @@ class _Builder:
                 taken.add(id)
             used.add(id)
             ids.append(id)
-        if clashes.count:
-            note(
-                _log.warning,
-                "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
-                self.path,
-                clashes.count,
-                clashes.first,
-            )
         return ids
 
     def _report(self, has_positive: np.ndarray, contradicted: int) -> None:
         total, kept = len(has_positive), int(has_positive.sum())
-        if self.reworded.count:
-            bad = self.reworded
-            note(_log.warning, "%s: skipped %d bad rows; the first: %s", self.path, bad.count, bad.first)
-        if self.unknown.count:
-            unknown = self.unknown
-            note(_log.warning, "%s: left out %d candidates; the first: %s", self.path, unknown.count, unknown.first)
-        if self.changed.count:
-            note(
-                _log.warning,
-                "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
-                self.path,
-                self.changed.count,
-                self.changed.first,
-            )
-        if self.repeated.count:
-            note(
-                _log.warning,
-                "%s: a row names a passage twice, %d times (the first %s); it counts once",
-                self.path,
-                self.repeated.count,
-                self.repeated.first,
-            )
+        for what, message in _NOTES.items():
+            if what in self.counts:
+                note(_log.warning, f"%s: {message}", self.path, *self.counts[what])
         if contradicted:
             note(
                 _log.warning, "%s: left out %d negatives that are positives of their question", self.path, contradicted
