@@ -41,7 +41,7 @@ def part_of(source: Path, out: Path, splits: Sequence[str], passages: int) -> Pa
     kept |= set(random.Random(0).sample(others, min(len(others), max(0, passages - len(kept)))))
     (out / "qrels").mkdir(parents=True, exist_ok=True)
     for split in splits:
-        shutil.copy(qrels_path(source, split), out / f"qrels/{split}.tsv")
+        shutil.copy(str(qrels_path(source, split)), out / f"qrels/{split}.tsv")
     questions = {question.id: question.text for beir in sets.values() for question in beir.questions}
     _write_lines(out / "queries.jsonl", ({"_id": id, "text": text} for id, text in questions.items()))
     rows = (corpus[row] for row in sorted(kept))

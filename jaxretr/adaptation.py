@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxretr.config import EncodeDtype, MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.named.names import data_path
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
 from jaxretr.evaluate.measuring import TestSet, depth
@@ -123,7 +123,7 @@ def adapt(
         name="adapt",
         start=str(resolve(model).absolute()),
         data=PretrainData(
-            corpora=(str(data_path(corpus).absolute()),),
+            corpora=(str(source_of(corpus).absolute()),),
             max_length=max_length,
             held_out=held_out or min(1000, len(passages) // 10),
         ),
@@ -185,7 +185,7 @@ def _read_input(
     if qrels_path is not None and queries is not None:
         qrels = read_qrels(qrels_path)
         return corpus, [question for question in read_questions(queries) if question.id in qrels], qrels
-    folder = data_path(corpus_path)
+    folder = source_of(corpus_path)
     if not folder.is_dir() or split not in beir_splits(folder):
         log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval metrics", folder, split)
         return corpus, [], {}

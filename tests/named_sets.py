@@ -79,7 +79,7 @@ def register_beir(id: str, folder: Path = tiny.DATA) -> str:
     corpus = next(path for path in (folder / "corpus.jsonl", folder / "corpus.jsonl.gz") if path.exists())
     docs, queries = Docs(LocalDownload(corpus)), Queries(folder)
     for split in beir_splits(folder):
-        register(f"{id}/{split}", docs, queries, Qrels(qrels_path(folder, split)))
+        register(f"{id}/{split}", docs, queries, Qrels(Path(str(qrels_path(folder, split)))))
     return register(id, docs, queries)
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxretr.data.formats.examples import joined
-from jaxretr.data.formats.kinds import ROW_FORMATS, named_split, training_format
+from jaxretr.data.formats.kinds import FORMATS, named_split, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
+from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.progress import counted
 from jaxretr.runtime.storage.files import check_output
@@ -63,20 +63,20 @@ def convert_data(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read or written, or a bad row (as `path:line: what; remedy`).
     """
-    place, target = data_path(path), Path(out).expanduser()
+    place, target = source_of(path), Path(out).expanduser()
     source = training_format(place, format)
-    split = named_split(split, source, to)
+    split = named_split(split, source.name, to)
     if to != "beir":
         check_output(target)
     elif target.is_file():
         raise UserError(f"{target}: is a file, but a BEIR folder is to be written; name a folder")
-    passages = place if corpus is None and source == "beir" else corpus
+    passages = place if corpus is None and source.name == "beir" else corpus
     content = None if passages is None else read_corpus(passages, skip_bad=skip_bad)
-    examples = read_examples(place, format=source, skip_bad=skip_bad, corpus=content, queries=queries, split=split)
+    examples = read_examples(place, format=source.name, skip_bad=skip_bad, corpus=content, queries=queries, split=split)
     examples = counted(examples, "row")
-    if source in ROW_FORMATS and to not in ROW_FORMATS:
+    if source.spreads and not FORMATS[to].spreads:
         examples = joined(examples)
     written = write_examples(
         target, examples, to, content, negatives=negatives, split=split, source=examples_file(place, split)
     )
-    return Converted(target, to, source, written)
+    return Converted(target, to, source.name, written)

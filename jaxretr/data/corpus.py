@@ -5,15 +5,13 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxretr.data.csv_tables import tsv_rows
-from jaxretr.data.named.names import DataName
+from jaxretr.data.source import Input, NamedSource, Source
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
-    bare_suffix,
     check_utf8,
     filled_lines,
     find_input,
@@ -21,6 +19,7 @@ from jaxretr.data.text_rows import (
     json_object,
     missing_field,
     numbered_lines,
+    parsed,
     string_field,
 )
 from jaxretr.runtime.errors import UserError
@@ -29,8 +28,6 @@ if TYPE_CHECKING:  # It imports numpy, which would delay the command line's help
     from jaxretr.data.mapped_texts import MappedTexts
 
 Column: TypeAlias = "list[str] | MappedTexts"
-
-T = TypeVar("T")
 
 ID_FIELDS = ("_id", "id", "docid")
 TEXT_FIELDS = ("text", "contents")
@@ -86,7 +83,7 @@ class Corpus:
             raise UserError(f"two passages have the id '{twice}'; give every passage an id of its own")
         return corpus
 
-    def followed_by(self, other: "Corpus", where: str | Path) -> "Corpus":
+    def followed_by(self, other: "Corpus", where: object) -> "Corpus":
         """Return a corpus of these passages and then the other's.
 
         Args:
@@ -151,7 +148,7 @@ def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3
     return digest.hexdigest()
 
 
-def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
+def iter_passages(path: Input, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
     """Yield (line number, passage) from a corpus file or a BEIR folder, without checking for duplicate ids.
 
     Formats, each also gzipped: JSON lines (id under "_id", "id" or "docid"; "text" or "contents"; "title" may be
@@ -167,13 +164,13 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
     """
     bad = BadRows(find_input(path, "corpus.jsonl"), skip_bad)
     kept = 0
-    for numbered in numbered_passages(bad):
+    for numbered in bad.good(passage_rows(bad.path)):
         kept += 1
         yield numbered
     bad.report(kept)
 
 
-def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
+def read_corpus(path: Input, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
     """Read a whole corpus; for the formats see `iter_passages`.
 
     Args:
@@ -190,7 +187,7 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
     texts: list[str] = []
     lines = array("q")
     seen: set[str] = set()
-    for line, passage in numbered_passages(bad):
+    for line, passage in bad.good(passage_rows(bad.path)):
         if passage.id in seen:
             first = lines[ids.index(passage.id)]
             bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
@@ -206,19 +203,18 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
     return Corpus(ids, titles, texts)
 
 
-def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
-    """Return (line number, passage) for the rows of `bad.path`; bad rows go to `bad`. See `iter_passages`."""
-    path = bad.path
-    if isinstance(path, DataName):
-        return _passages(bad, path.rows(), _passage_of_row)
+def passage_rows(path: Source) -> Iterator[tuple[int, Passage | RowError]]:
+    """Return (line number, passage or the row's fault) for the rows of a file; see `iter_passages`."""
+    if isinstance(path, NamedSource):
+        return parsed(path.rows(), _passage_of_row)
     head = first_line(path)
-    suffix = bare_suffix(path)
+    suffix = path.suffix
     if not head:
         return iter(())
     if head.lstrip().startswith("[") and suffix != ".tsv":
         raise UserError(f"{path}:1: a JSON array instead of a corpus; write one JSON object per line")
     if suffix in (".jsonl", ".ndjson", ".json") or (suffix != ".tsv" and head.lstrip().startswith("{")):
-        return _passages(bad, filled_lines(path), _json_passage)
+        return parsed(filled_lines(path), _json_passage)
     if "\t" not in head:
         raise UserError(
             f"{path}:1: not a corpus (neither a JSON object nor tab-separated columns); "
@@ -228,28 +224,16 @@ def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
     if any(name in names for name in _HEADER_IDS) and any(name in names for name in _HEADER_TEXTS):
         rows = tsv_rows(path, len(names))
         next(rows)  # the header
-        return _passages(bad, rows, _dpr_passage(names))
+        return parsed(rows, _dpr_passage(names))
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))
-    return _passages(bad, lines, _marco_passage)
+    return parsed(lines, _marco_passage)
 
 
-def _passages(
-    bad: BadRows, rows: Iterable[tuple[int, T]], parse: Callable[[T], Passage]
-) -> Iterator[tuple[int, Passage]]:
-    for number, row in rows:
-        try:
-            passage = parse(row)
-        except RowError as error:
-            bad.add(number, error)
-            continue
-        yield number, passage
-
-
-def _json_passage(line: str) -> Passage:
+def _json_passage(line: str, *_: int) -> Passage:
     return _passage_of_row(json_object(line))
 
 
-def _passage_of_row(row: dict[str, Any]) -> Passage:
+def _passage_of_row(row: dict[str, Any], *_: int) -> Passage:
     id = string_field(row, ID_FIELDS, allow_int=True)
     text = string_field(row, TEXT_FIELDS)
     title = string_field(row, TITLE_FIELDS)
@@ -260,22 +244,24 @@ def _passage_of_row(row: dict[str, Any]) -> Passage:
     return _passage(id, title or "", text)
 
 
-def _dpr_passage(names: Sequence[str]) -> Callable[[list[str]], Passage]:
+def _dpr_passage(names: Sequence[str]) -> Callable[[list[str], int, int], Passage]:
     """Return the parser of rows under a header with these names."""
     id_column = next(names.index(name) for name in _HEADER_IDS if name in names)
     text_column = next(names.index(name) for name in _HEADER_TEXTS if name in names)
     title_column = names.index("title") if "title" in names else None
 
-    def parse(fields: list[str]) -> Passage:
+    def parse(fields: list[str], *_: int) -> Passage:
         if len(fields) != len(names):
             raise RowError(f"{len(fields)} columns, the header has {len(names)}; check its tabs and quotes")
+        check_utf8("".join(fields))
         title = "" if title_column is None else fields[title_column]
         return _passage(fields[id_column], title, fields[text_column])
 
     return parse
 
 
-def _marco_passage(line: str) -> Passage:
+def _marco_passage(line: str, *_: int) -> Passage:
+    check_utf8(line)
     fields = line.split("\t")
     if len(fields) != 2:
         raise RowError(
@@ -288,6 +274,4 @@ def _marco_passage(line: str) -> Passage:
 def _passage(id: str, title: str, text: str) -> Passage:
     if not id.strip():
         raise RowError("the id is empty; give every passage an id")
-    for field in (id, title, text):
-        check_utf8(field)
     return Passage(id, title, text)

@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxretr.data.corpus import Passage, numbered_passages, rows_fingerprint
+from jaxretr.data.corpus import Passage, passage_rows, rows_fingerprint
+from jaxretr.data.source import Input
 from jaxretr.data.text_rows import BadRows, RowError, find_input, json_object, numbered_lines
 from jaxretr.runtime.errors import UserError
 
@@ -33,7 +33,7 @@ class CorpusStream:
 
     def __init__(
         self,
-        paths: Sequence[str | Path],
+        paths: Sequence[Input],
         *,
         skip_bad: bool = False,
         watch: Callable[[Iterable[Passage]], Iterator[Passage]] = _same,
@@ -116,7 +116,7 @@ class CorpusStream:
         """Yield (number of the file, line number, passage)."""
         # The first reading counted or refused bad rows.
         for file, bad in enumerate(all_bad or [BadRows(path, skip=True) for path in self.paths]):
-            for line, passage in numbered_passages(bad):
+            for line, passage in bad.good(passage_rows(bad.path)):
                 if (file, line) not in self._repeated:
                     yield file, line, passage
 

@@ -4,9 +4,9 @@ import csv
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
+from jaxretr.data.source import Input
 from jaxretr.data.text_rows import RowError, lines_with_ends
 
 TABLES = {".csv": ",", ".tsv": "\t"}
@@ -19,7 +19,7 @@ _LONGEST_FIELD = 1 << 24
 csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
 
 
-def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list[str]]]:
+def tsv_rows(path: Input, columns: int | None = None) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
 
     A field that begins with a quotation mark is read as csv reads it, with the tabs and line breaks in it, if it closes
@@ -34,7 +34,7 @@ def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list
     return cast(Iterator[tuple[int, list[str]]], _table_rows(path, "\t", columns))
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
+def csv_rows(path: Input) -> Iterator[tuple[int, list[str] | RowError]]:
     """Yield (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
     return _table_rows(path, ",", None)
 
@@ -57,7 +57,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 
 
-def _table_rows(path: Path, delimiter: str, columns: int | None) -> Iterator[tuple[int, list[str] | RowError]]:
+def _table_rows(path: Input, delimiter: str, columns: int | None) -> Iterator[tuple[int, list[str] | RowError]]:
     lines = _Lines(lines_with_ends(path))
     quoted_as_csv = True
     while (numbered := lines.next()) is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.mapped_texts import MappedTexts, TextsWriter, mapped_bytes
-from jaxretr.data.text_rows import find_input, input_facts
+from jaxretr.data.text_rows import find_input
 from jaxretr.runtime.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def mapped_corpus(path: str | Path, root: Path) -> Corpus:
         cannot be written.
     """
     source = find_input(path, "corpus.jsonl")
-    what = [_VERSION, *input_facts(source)]
+    what = [_VERSION, *source.facts()]
     folder = root.expanduser() / f"corpus-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}"
     corpus = _open(folder)
     if corpus is None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, EmbeddingDistillationConfig, RerankerConfig
-from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
+from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import CORPUS
 from jaxretr.data.readers import beir_splits, qrels_path
+from jaxretr.data.source import Source, source_of
 from jaxretr.runtime.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ _TRAIN = "train"
 # The most questions that are held out if there is no such split; never more than a tenth of all.
 _HELD_OUT = 1000
 
-# Training formats without the passages' texts.
-_IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
+# Kinds whose files have passages in named fields, and questions.
+_WITH_PASSAGES = ("beir", *(name for name, format in FORMATS.items() if format.has_passages))
 
 
 def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
@@ -52,8 +52,8 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
       UserError: the path is none of these, or has no training questions.
       UsageError: this kind of config cannot use it, or `stated` replaces it.
     """
-    path = data_path(path)
-    kind = "lexical" if is_lexical_set(path) else file_kind(path)
+    place = source_of(path)
+    kind = "lexical" if is_lexical_set(str(place)) else file_kind(place)
     if isinstance(config, ArtConfig):
         mine, wanted = ("corpus", "questions"), _art
     else:
@@ -62,13 +62,13 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
     if set(mine) <= set(stated):
         both = " and ".join(f"data.{name}" for name in mine)
         raise UsageError(f"{path}: is given as the data of {config.name}, and {both} as well; leave one of them out")
-    return wanted(config, path, kind, stated)
+    return wanted(config, place, kind, stated)
 
 
 # ---- supervised runs -------------------------------------------------------------------------------------------------
 
 
-def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> Config:
     # Only lexical sets have their dev set inside.
     wants_lexical = isinstance(config, ContrastiveConfig) and config.data.dev == str(Path(config.data.train) / DEV)
     if wants_lexical and kind != "lexical":
@@ -91,20 +91,21 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
         "held_out": 0,
     }
     if kind == "lexical" and isinstance(config, ContrastiveConfig):
-        files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
+        files = LexicalSet.open(str(path)).settings.get("corpus", {}).get("files", [])
         if not files and "corpus" not in stated:
             raise UsageError(f"{path}: does not name the corpus that it was made from; name it with --data.corpus FILE")
-        dev = path.expanduser() / DEV
+        dev = Path(str(path)) / DEV
         values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
         values |= {"dev": str(dev)} if dev.is_dir() else {}
     elif kind == "beir":
         values |= {"teacher_positives": None, "split": _train_split(path, stated.get("split"))}
         dev = stated.get("dev_split") or _dev_split(path, values["split"])
         if dev is not None:
-            qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
+            qrels = qrels_path(path, dev, "data.dev_split")
             values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
     elif kind in FORMATS:
-        corpus = _own_corpus(path) if kind in _IDS_ALONE else path
+        # With ids alone: the passages' table of its collection, if it has one.
+        corpus = path.sibling(CORPUS) if FORMATS[kind].bare_ids else path
         if corpus is None and "corpus" not in stated:
             raise UsageError(
                 f"{path}: has only the ids of its passages ({kind}); name their corpus with --data.corpus FILE"
@@ -136,20 +137,15 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
     return _with_metric_of_judgements(config)
 
 
-def _own_corpus(path: Path) -> Path | None:
-    """The passages' table for a training set with their ids alone, if its collection has them as well."""
-    return path.sibling(CORPUS) if isinstance(path, DataName) else None
-
-
-def _train_split(folder: Path, stated: str | None) -> str:
-    splits = beir_splits(folder.expanduser())
+def _train_split(folder: Source, stated: str | None) -> str:
+    splits = beir_splits(folder)
     if stated is not None or _TRAIN in splits:
         return stated or _TRAIN
     if len(splits) == 1:
         log.warning(
             "%s: split '%s' has the only judgements, and is trained on; measure the model on other questions: on these it "
             "would look better than it is",
-            folder / "qrels",
+            f"{folder}/qrels",
             splits[0],
         )
         return splits[0]
@@ -157,21 +153,19 @@ def _train_split(folder: Path, stated: str | None) -> str:
     remedy = "add qrels/train.tsv"
     if splits:
         remedy += f", or name a split that you will not measure on: --data.split {splits[0]}"
-    raise UserError(
-        f"{folder / 'qrels'}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}"
-    )
+    raise UserError(f"{folder}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}")
 
 
-def _dev_split(folder: Path, train: str) -> str | None:
-    splits = beir_splits(folder.expanduser())
+def _dev_split(folder: Source, train: str) -> str | None:
+    splits = beir_splits(folder)
     return next((name for name in _DEV_SPLITS if name in splits and name != train), None)
 
 
 # ---- questions alone -------------------------------------------------------------------------------------------------
 
 
-def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
-    if kind not in ("beir", *WITH_PASSAGES):
+def _art(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> Config:
+    if kind not in _WITH_PASSAGES:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file with passages")
     values: dict[str, Any] = {
         "corpus": str(path),
@@ -185,13 +179,13 @@ def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Confi
     }
     judged, dev = kind != "beir", None
     if kind == "beir":
-        splits = beir_splits(path.expanduser())
+        splits = beir_splits(path)
         split = stated.get("questions_split") or (_TRAIN if _TRAIN in splits else None)
         values |= {"questions_split": split} if split else {"exclude_splits": tuple(splits)}
         judged, dev = split is not None, _dev_split(path, split or _TRAIN)
     if "dev_questions" not in stated:
         if dev is not None:
-            qrels = qrels_path(path.expanduser(), dev)
+            qrels = qrels_path(path, dev)
             values |= {"dev_questions": str(path), "dev_qrels": str(qrels)}
         elif judged:
             values["held_out"] = stated.get("held_out", _HELD_OUT)
@@ -203,11 +197,11 @@ def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Confi
 # ---- text alone ------------------------------------------------------------------------------------------------------
 
 
-def _text(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
-    if kind not in ("beir", "corpus", *WITH_PASSAGES):
+def _text(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> Config:
+    if kind not in ("corpus", *_WITH_PASSAGES):
         raise _useless(path, kind, "a corpus, a BEIR folder or a training file with passages")
     values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
-    trains = kind == "beir" and _TRAIN in beir_splits(path.expanduser())
+    trains = kind == "beir" and _TRAIN in beir_splits(path)
     if trains and config.data.pairs is not None:
         values |= {"pairs": str(path), "pair_share": config.data.pair_share}
     if isinstance(config, EmbeddingDistillationConfig):
@@ -219,8 +213,8 @@ def _text(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Conf
 # ---- for all ---------------------------------------------------------------------------------------------------------
 
 
-def _useless(path: Path, kind: str, wanted: str) -> UsageError:
-    what = "a lexical set" if kind == "lexical" else KINDS[kind]
+def _useless(path: Source, kind: str, wanted: str) -> UsageError:
+    what = "a lexical set" if kind == "lexical" else KINDS[kind].title
     return UsageError(f"{path}: looks like {what}; give --data {wanted}")
 
 
@@ -233,7 +227,7 @@ def _with_metric_of_judgements(config: Any) -> Any:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, best_metric=f"recall@{k}"))
 
 
-def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
+def _say(path: Source, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
     """Log the training data, and the data that choose the best checkpoint; `split` and `dev` are a BEIR folder's."""
     trained = (
         f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"

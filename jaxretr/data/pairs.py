@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxretr.data.csv_tables import TABLES, csv_line
 from jaxretr.data.formats.columns import named_rows
+from jaxretr.data.source import source_of
 from jaxretr.data.text_rows import (
     BadRows,
-    RowError,
-    bare_suffix,
-    find_input,
     first_character,
     missing_field,
     parsed,
@@ -38,10 +36,10 @@ def is_pair_file(path: str | Path) -> bool:
 
     Rows with further passages ("positive", "negative_1", "pos", "neg") are those of a training set.
     """
-    path = Path(path).expanduser()
-    if path.is_dir() or (bare_suffix(find_input(path)) not in TABLES and first_character(path) != "{"):
+    source = source_of(path)
+    if source.is_dir() or (source.file().suffix not in TABLES and first_character(source) != "{"):
         return False
-    row = next((row for _, row in islice(named_rows(path), 1)), None)
+    row = next((row for _, row in islice(named_rows(source), 1)), None)
     if not isinstance(row, dict):
         return False
     kinds = (_QUESTIONS, _PASSAGES)
@@ -58,13 +56,9 @@ def read_pair_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Pair]]:
     Raises:
       UserError: a bad row (as `path:line: what; remedy`).
     """
-    path = find_input(path)
-    bad = BadRows(path, skip=False)
-    for line, row in parsed(named_rows(path), lambda row, *_: (row, _pair(row))):
-        if isinstance(row, RowError):
-            bad.add(line, row)
-        else:
-            yield row
+    bad = BadRows(source_of(path).file(), skip=False)
+    for _, row in bad.good(parsed(named_rows(bad.path), lambda row, *_: (row, _pair(row)))):
+        yield row
 
 
 def _pair(row: dict[str, Any]) -> Pair:
@@ -87,7 +81,7 @@ def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     Raises:
       UserError: a row has no place in the table, or the file cannot be written.
     """
-    delimiter = TABLES.get(bare_suffix(path))
+    delimiter = TABLES.get(source_of(path).suffix)
     with atomic_write(path, "w") as file:
         header, count = [], 0
         for count, row in enumerate(rows, start=1):

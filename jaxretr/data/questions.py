@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.csv_tables import tsv_rows
+from jaxretr.data.source import Input, Source
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
-    bare_suffix,
     check_utf8,
     filled_lines,
     find_input,
@@ -46,11 +45,7 @@ class Question:
     answers: tuple[str, ...] = ()
 
 
-# A row before its id is assigned: (id or None, text, answers).
-_Fields = tuple[str | None, str, tuple[str, ...]]
-
-
-def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
+def read_questions(path: Input, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
     """Read questions, in the file's order.
 
     Formats, each also gzipped:
@@ -77,20 +72,16 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
     questions: list[Question] = []
     line_of_id: dict[str, int] = {}
     empty: list[int] = []
-    for row_number, (line, row) in enumerate(question_rows(bad.path)):
-        if isinstance(row, RowError):
-            bad.add(line, row)
-            continue
-        id, text, answers = row
-        id = str(row_number) if id is None else id
+    for line, question in bad.good(question_rows(bad.path)):
+        id = question.id
         if id in line_of_id:
             bad.add(line, f"duplicate id '{id}' (first on line {line_of_id[id]}); give every question an id of its own")
             continue
         if trec_ids and not bad.takes_trec_id(line, id):
             continue
         line_of_id[id] = line
-        questions.append(Question(id, text, answers))
-        if not text.strip():
+        questions.append(question)
+        if not question.text.strip():
             empty.append(line)
     bad.finish(len(questions), "questions", "give a file with at least one question")
     if empty:
@@ -98,10 +89,10 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
     return questions
 
 
-def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
-    """Return (line number, (id or None, text, answers) or the row's fault); see `read_questions`."""
+def question_rows(path: Source) -> Iterator[tuple[int, Question | RowError]]:
+    """Return (line number, question or the row's fault) for the rows of a file; see `read_questions`."""
     head = first_line(path)
-    suffix = bare_suffix(path)
+    suffix = path.suffix
     named_text = suffix in (".txt", ".tsv", ".csv")
     if suffix in (".jsonl", ".ndjson", ".json") or (not named_text and head.lstrip()[:1] in ("{", "[")):
         return parsed(json_array(path) if head.lstrip().startswith("[") else json_lines(path), _json_row)
@@ -122,7 +113,7 @@ def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
     )
 
 
-def _json_row(row: dict[str, Any], *_: int) -> _Fields:
+def _json_row(row: dict[str, Any], number: int, _: int) -> Question:
     text = string_field(row, _TEXT_FIELDS)
     if text is None:
         raise missing_field(row, _TEXT_FIELDS)
@@ -132,7 +123,7 @@ def _json_row(row: dict[str, Any], *_: int) -> _Fields:
     metadata = row.get("metadata")
     places = (row, metadata) if isinstance(metadata, dict) else (row,)
     found = (place[name] for place in places for name in _ANSWER_FIELDS if place.get(name) is not None)
-    return id, text, _answers(next(found, []))
+    return Question(str(number) if id is None else id, text, _answers(next(found, [])))
 
 
 def _has_answers(head: str) -> bool:
@@ -159,25 +150,25 @@ def _literal(text: str) -> Any:
             raise RowError("the answers are not a Python list of strings; write them as ['a', 'b']") from None
 
 
-def _answer_row(fields: list[str], *_: int) -> _Fields:
+def _answer_row(fields: list[str], number: int, _: int) -> Question:
     if len(fields) != 2:
         raise RowError(f"{len(fields)} columns instead of question<TAB>['answer']; check its tabs")
     check_utf8(fields[0] + fields[1])
-    return None, fields[0], _answers(_literal(fields[1]))
+    return Question(str(number), fields[0], _answers(_literal(fields[1])))
 
 
-def _id_row(fields: list[str], *_: int) -> _Fields:
+def _id_row(fields: list[str], *_: int) -> Question:
     if len(fields) != 2:
         raise RowError(f"{len(fields)} columns instead of id<TAB>text; check its tabs")
     check_utf8(fields[0] + fields[1])
     if not fields[0].strip():
         raise RowError("the id is empty; give every question an id")
-    return fields[0], fields[1].lstrip(), ()
+    return Question(fields[0], fields[1].lstrip())
 
 
-def _plain_row(line: str, *_: int) -> _Fields:
+def _plain_row(line: str, number: int, _: int) -> Question:
     check_utf8(line)
-    return None, line.strip(), ()
+    return Question(str(number), line.strip())
 
 
 def _answers(value: Any) -> tuple[str, ...]:

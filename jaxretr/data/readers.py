@@ -3,16 +3,14 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
 from jaxretr.data.csv_tables import tsv_rows
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.questions import Question, read_questions
+from jaxretr.data.source import Input, NamedSource, Source, source_of
 from jaxretr.data.text_rows import (
     RowError,
-    bare_suffix,
     check_utf8,
     find_input,
     first_line,
@@ -62,7 +60,7 @@ class BeirSet:
     qrels: dict[str, dict[str, int]]
 
 
-def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
+def read_qrels(path: Input) -> dict[str, dict[str, int]]:
     """Read judgements: BEIR's `query-id corpus-id score` by tabs (csv), TREC's `query 0 passage grade`, or JSON lines.
 
     Args:
@@ -92,9 +90,9 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
+def qrels_rows(path: Source) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
     """Return (line number, (question id, passage id, grade) or the row's fault) of a file of judgements."""
-    if bare_suffix(path) in (".jsonl", ".ndjson"):
+    if path.suffix in (".jsonl", ".ndjson"):
         return parsed(json_lines(path), _json_judgement)
     return _table_judgements(path)
 
@@ -116,7 +114,7 @@ def _json_judgement(row: dict[str, Any], *_: int) -> tuple[str, str, int]:
     return ids[0], ids[1], int(float(grade))
 
 
-def _table_judgements(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
+def _table_judgements(path: Source) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
     columns = 0
     head = first_line(path)
     # BEIR writes and reads its three columns as csv; in TREC's and MS MARCO's four nothing is quoted.
@@ -163,7 +161,7 @@ def _is_grade(value: Any) -> bool:
         return False
 
 
-def read_beir(folder: str | Path, split: str | None, setting: str | None = None) -> BeirSet:
+def read_beir(folder: Input, split: str | None, setting: str | None = None) -> BeirSet:
     """Read a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
 
     Args:
@@ -195,29 +193,27 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
     return BeirSet(corpus, questions, qrels)
 
 
-def beir_folder(path: str | Path) -> Path:
-    """Return the path of a BEIR folder, or the name of a collection that stands for one.
+def beir_folder(path: Input) -> Source:
+    """Return a BEIR folder, or the collection that stands for one.
 
     Raises:
       UserError: there is no such folder, or the name stands for something else.
     """
-    folder = data_path(path)
+    folder = source_of(path)
     if folder.is_dir():
         return folder
-    if isinstance(folder, DataName):
+    if isinstance(folder, NamedSource):
         there = ", ".join(folder.collection().parts)
         raise UserError(f"{folder}: is not a collection with corpus, queries and judgements (it has {there}); name one")
     raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
 
 
-def beir_splits(folder: Path) -> list[str]:
+def beir_splits(folder: Input) -> list[str]:
     """Return the names of a BEIR folder's judgements, sorted; none if it has no qrels/."""
-    if isinstance(folder, DataName):
-        return folder.splits()
-    return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in folder.glob("qrels/*.tsv*")})
+    return source_of(folder).splits()
 
 
-def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
+def qrels_path(folder: Input, split: str, setting: str | None = None) -> Source:
     """Return the file with a BEIR folder's judgements of `split`.
 
     Args:
@@ -228,28 +224,21 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
     Raises:
       UserError: there is none; the message names the splits that exist, and the setting with its option.
     """
-    splits = beir_splits(folder)
-    if isinstance(folder, DataName):
-        if split in splits:
-            return folder.with_part(f"qrels/{split}")
-    else:
-        for name in (f"{split}.tsv", f"{split}.tsv.gz"):
-            if (folder / "qrels" / name).is_file():
-                return folder / "qrels" / name
-    if isinstance(folder, DataName) and not splits:
-        raise UserError(f"{folder}: it has no judgements; name a collection that has, or name no split")
+    folder = source_of(folder)
+    if (found := folder.judgements(split)) is not None:
+        return found
+    splits = folder.splits()
     if not splits:
-        raise UserError(f"{folder / 'qrels'}: it contains no judgements (SPLIT.tsv); add them, or name no split")
+        raise UserError(f"{folder}: it has no judgements (qrels/SPLIT.tsv); add them, or name no split")
     hint, where, how = did_you_mean(split, splits), "", ""
     if setting is not None:
         where = f"{setting}: "
         how = f" with --{setting.replace('_', '-')}, or set all data at once with --data {folder}"
         how = f" Name it{how}" if hint else how
-    judgements = folder if isinstance(folder, DataName) else folder / "qrels"
-    raise UserError(f"{where}{judgements}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}")
+    raise UserError(f"{where}{folder}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}")
 
 
-def _warn_unknown(path: Path, what: str, unknown: list[str], total: int) -> None:
+def _warn_unknown(path: Source, what: str, unknown: list[str], total: int) -> None:
     if unknown:
         note(
             _log.warning,

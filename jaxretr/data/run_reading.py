@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxretr.data.formats.kinds import json_bracket
+from jaxretr.data.formats.head import json_bracket
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import Hits, strictly_decreasing, write_dpr_json, write_jsonl, write_trec
 from jaxretr.data.text_rows import (

@@ -1,36 +1,29 @@
 """Numbered rows of text files: gzip, invalid bytes, JSON, and bad rows."""
 
 import codecs
-import gzip
-import hashlib
 import json
 import logging
-import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
-from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data import source
+from jaxretr.data.source import Input, NamedSource, Source, source_of
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.runtime.notes import note
-from jaxretr.runtime.storage.files import sha256
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Parsed = TypeVar("Parsed")
 
+# JSON arrays are not read with ijson: it tells no line numbers, refuses NaN, and knows no lone surrogates.
 # Bytes of a JSON array in memory, besides an element; and the distance from the end of a cut text within which JSON's
 # reader may stop: at an escape, a word, or a number's sign or exponent.
 _BLOCK_BYTES = 1 << 22
 _LONGEST_TOKEN = 16
 
-# Most bytes of a line of a gzip stream, and of an element of a JSON array: 10 MB of gzip may expand to 10 GB.
-_LONGEST_BYTES = 1 << 30
 # Bytes that are read to determine a file's format.
 _HEAD_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -44,7 +37,7 @@ class RowError(ValueError):
 class BadRows:
     """Stops at the first bad row, or counts bad rows if they are skipped."""
 
-    def __init__(self, path: Path, skip: bool):
+    def __init__(self, path: Source, skip: bool):
         self.path = path
         self.skip = skip
         self.count = 0
@@ -61,6 +54,14 @@ class BadRows:
             raise UserError(message)
         self.count += 1
         self.first = self.first or message
+
+    def good(self, rows: Iterable[tuple[int, T | RowError]]) -> Iterator[tuple[int, T]]:
+        """Yield (line number, row) for the good ones of a file's rows; take the others."""
+        for line, row in rows:
+            if isinstance(row, RowError):
+                self.add(line, row)
+            else:
+                yield line, row
 
     def takes_trec_id(self, line: int, id: str) -> bool:
         """Whether a TREC run can represent an id; a row whose id it cannot is a bad row."""
@@ -90,61 +91,12 @@ class BadRows:
             )
 
 
-def find_input(path: str | Path, stem: str = "") -> Path:
-    """Return the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
-
-    For a named data set it is the name of the table that stands for this file.
-
-    Raises:
-      UserError: there is no such file; the message names the nearest one.
-    """
-    path = data_path(path)
-    if isinstance(path, DataName):
-        return path.input(stem)
-    if path.is_dir():
-        if not stem:
-            raise UserError(f"{path}: is a folder; give a file")
-        for name in (stem, f"{stem}.gz"):
-            if (path / name).is_file():
-                return path / name
-        raise UserError(f"{path}: the folder contains neither {stem} nor {stem}.gz; give a file or a BEIR folder")
-    if not path.exists():
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings) or '; check the path'}")
-    return path
+def find_input(path: Input, stem: str = "") -> Source:
+    """Return the file to read, see `FileSource.file`; for a named data set, the table that stands for it."""
+    return source_of(path).file(stem)
 
 
-def input_facts(path: Path) -> list[Any]:
-    """Return JSON values that change when a file does: its path, size and modification time, or a named set's facts.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    if isinstance(path, DataName):
-        return path.facts()
-    try:
-        facts = os.stat(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file") from error
-    return [str(path.absolute()), facts.st_size, facts.st_mtime_ns]
-
-
-def input_digest(path: Path) -> str:
-    """Return a sha256 (hexadecimal): of a file's bytes, or of a named data set's facts."""
-    if isinstance(path, DataName):
-        return hashlib.sha256(json.dumps(path.facts()).encode()).hexdigest()
-    return sha256(path)
-
-
-def bare_suffix(path: Path) -> str:
-    """Return the lower-case suffix of a file name without a final .gz: ".jsonl" for "corpus.jsonl.gz"."""
-    if isinstance(path, DataName):
-        return ".jsonl"  # as its rows are
-    name = path.name.lower().removesuffix(".gz")
-    return Path(name).suffix
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Input) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a UTF-8 file, gzip or not.
 
     Lines end at LF or CRLF only: U+2028 and the like are characters of the text. Invalid UTF-8
@@ -157,72 +109,37 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, raw.decode("utf-8", errors="surrogateescape")
 
 
-def lines_with_ends(path: Path) -> Iterator[tuple[int, str]]:
+def lines_with_ends(path: Input) -> Iterator[tuple[int, str]]:
     """Yield the lines of `numbered_lines` with their ends, which are text inside a quoted field."""
-    for number, raw in _raw_pieces(path):
+    for number, raw in source_of(path).pieces():
         yield number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else "")
 
 
-def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+def filled_lines(path: Input) -> Iterator[tuple[int, str]]:
     """Yield the lines of `numbered_lines` that are not blank."""
     return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
-def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_bytes(path: Input) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of `numbered_lines` as bytes; read a file once, so that it may be a pipe."""
-    for number, raw in _raw_pieces(path):
+    for number, raw in source_of(path).pieces():
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
         yield number, raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Yield (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it.
-
-    With `cut_lines` a piece ends after `size` bytes or with its line.
-    """
-    if isinstance(path, DataName):
-        yield from enumerate(path.json_lines(), start=1)
-        return
-    number = 1
-    try:
-        with ExitStack() as stack:
-            file = stack.enter_context(open(path, "rb"))
-            stream: BinaryIO = file
-            pieces: Iterable[bytes] = file
-            # The content decides, not the name: a renamed download still reads.
-            if file.peek(2)[:2] == b"\x1f\x8b":
-                stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
-                pieces = iter(lambda: stream.readline(_LONGEST_BYTES + 1), b"")
-            if size is not None:
-                pieces = iter(lambda: (stream.readline if cut_lines else stream.read)(size), b"")
-            for raw in pieces:
-                if size is None and len(raw) > _LONGEST_BYTES:
-                    raise UserError(
-                        f"{path}:{number}: the line is longer than {_LONGEST_BYTES} bytes; is it a text file?"
-                    )
-                yield number, raw
-                number += raw.count(b"\n")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(
-            f"{path}:{number}: the gzip stream is cut short or damaged ({error}); fetch the file again"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check the path and its rights") from error
-
-
-def first_line(path: Path) -> str:
+def first_line(path: Input) -> str:
     """Return the first line that is not blank, only its beginning if it is very long, or an empty string."""
-    for number, raw in _raw_pieces(path, _HEAD_BYTES, cut_lines=True):
+    for number, raw in source_of(path).pieces(_HEAD_BYTES, cut_lines=True):
         raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").removesuffix(b"\n").removesuffix(b"\r")
         if (text := raw.decode("utf-8", errors="surrogateescape")).strip():
             return text
     return ""
 
 
-def first_character(path: Path) -> str:
+def first_character(path: Input) -> str:
     """Return the first character that is not white space, or an empty string: a JSON array may be one long line."""
-    for _, raw in _raw_pieces(path, 4096):
+    for _, raw in source_of(path).pieces(4096):
         if text := raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace").lstrip():
             return text[0]
     return ""
@@ -282,17 +199,18 @@ def parsed(
             yield line, error
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def json_lines(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Return (line number, object) for every line that is not blank; a RowError for a line that is not an object.
 
     For a named data set these are the numbers of its rows, and the rows.
     """
-    if isinstance(path, DataName):
-        return path.rows()
+    place = source_of(path)
+    if isinstance(place, NamedSource):
+        return place.rows()
     return parsed(filled_lines(path), lambda line, *_: json_object(line))
 
 
-def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def json_array(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yield (line number, object) for every element of a file that is one JSON array.
 
     A RowError takes the place of an element that is not an object. The file is read as the elements are consumed:
@@ -301,28 +219,28 @@ def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     Raises:
       UserError: the JSON itself is broken, so that the following elements cannot be found.
     """
-    source = _JsonSource(path)
-    source.next_character()
-    source.advance(source.at + 1)  # the bracket
-    if source.next_character() == "]":
+    text = _JsonSource(source_of(path))
+    text.next_character()
+    text.advance(text.at + 1)  # the bracket
+    if text.next_character() == "]":
         return
     while True:
-        source.next_character()
-        number = source.line
-        row, text = source.element()
+        text.next_character()
+        number = text.line
+        row, element = text.element()
         try:
-            yield number, _checked_object(row, text)
+            yield number, _checked_object(row, element)
         except RowError as error:
             yield number, error
-        if source.next_character() == "]":
+        if text.next_character() == "]":
             return
-        source.advance(source.at + 1)  # the comma
+        text.advance(text.at + 1)  # the comma
 
 
 class _JsonSource:
     """A JSON file read on demand: no more than an element and a block are in memory."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Source):
         self.path = path
         self.blocks = _checked_blocks(path)
         self.decoder = json.JSONDecoder()
@@ -332,8 +250,8 @@ class _JsonSource:
     def more(self) -> bool:
         """Read on until the remaining text has doubled; False at the end of the file."""
         left = len(self.text) - self.at
-        if left > _LONGEST_BYTES:
-            self.fail(f"the element that begins here is longer than {_LONGEST_BYTES} characters")
+        if left > source.LONGEST_BYTES:
+            self.fail(f"the element that begins here is longer than {source.LONGEST_BYTES} characters")
         blocks = [self.text[self.at :]]
         for block in self.blocks:
             blocks.append(block)
@@ -392,12 +310,12 @@ class _JsonSource:
         ) from None
 
 
-def _checked_blocks(path: Path) -> Iterator[str]:
+def _checked_blocks(path: Source) -> Iterator[str]:
     """Yield a UTF-8 file in blocks of text; UserError if it is not valid."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     line = 1
     # The end comes as an empty piece: the file may be cut inside a character.
-    for raw in chain((raw for _, raw in _raw_pieces(path, _BLOCK_BYTES)), [b""]):
+    for raw in chain((raw for _, raw in path.pieces(_BLOCK_BYTES)), [b""]):
         text = decoder.decode(raw, final=not raw)
         try:
             check_utf8(text)

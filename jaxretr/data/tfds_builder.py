@@ -22,10 +22,10 @@ from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import KINDS, file_kind
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.named.tables import CORPUS, EXAMPLES, QRELS, QUERIES
 from jaxretr.data.questions import read_questions
 from jaxretr.data.readers import beir_splits, qrels_path, read_qrels
+from jaxretr.data.source import NamedSource, Source, source_of
 from jaxretr.data.tfds_records import Card, Value, write_config
 from jaxretr.runtime.errors import UsageError, UserError, import_extra
 from jaxretr.runtime.progress import counted
@@ -92,27 +92,27 @@ def build_data(
       UserError: bad data (as `path:line: what; remedy`), the data set is there already, or it cannot be written.
       UsageError: a name or version that TFDS does not take, or an argument that has no effect.
     """
-    place, target = data_path(path), Path(out).expanduser()
+    place, target = source_of(path), Path(out).expanduser()
     if is_remote(out):
         raise UsageError(f"{out}: is in a bucket; build the data set in a local folder, and copy it there")
     kind = file_kind(place)
     if kind == "run":
         raise UsageError(
-            f"{place}: looks like {KINDS[kind]}, which no data set is made of; give a corpus or training set"
+            f"{place}: looks like {KINDS[kind].title}, which no data set is made of; give a corpus or training set"
         )
     if split is not None and kind != "qrels":
         raise UsageError(
-            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind]}: leave it out"
+            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind].title}: leave it out"
         )
     if kind in ("corpus", "questions", "qrels", "beir") and (corpus is not None or queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
+        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind].title}")
     name = _default_name(place) if name is None else name
     if not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: must be lower-case letters, digits and underscores, as in nq_train")
     if not _VERSION.fullmatch(version):
         raise UsageError(f"--version {version}: must be three numbers, as in 1.0.0")
     import_extra("tensorflow_datasets", "data")
-    card = Card(name, version, description or f"{KINDS[kind]}: {place.name}", homepage, citation, licence)
+    card = Card(name, version, description or f"{KINDS[kind].title}: {place.name}", homepage, citation, licence)
     configs = _configs(place, kind, corpus, queries, split or "test", skip_bad)
     for config in configs:
         if (there := target / name / config / version).exists():
@@ -135,8 +135,8 @@ def build_data(
     return Built(target / name, version, written)
 
 
-def _default_name(place: Path) -> str:
-    text = place.body if isinstance(place, DataName) else place.absolute().name.split(".")[0]
+def _default_name(place: Source) -> str:
+    text = place.body if isinstance(place, NamedSource) else place.absolute().name.split(".")[0]
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "data"
 
 
@@ -144,48 +144,42 @@ def _default_name(place: Path) -> str:
 
 
 def _configs(
-    place: Path, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
+    place: Source, kind: str, corpus: Path_ | None, queries: Path_ | None, split: str, skip_bad: bool
 ) -> dict[str, tuple[Any, dict[str, Rows]]]:
     """Return {config: (features, {split: rows})}."""
-    match kind:
-        case "beir":
-            found: dict[str, tuple[Any, dict[str, Rows]]] = {
-                CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})
-            }
-            found[QUERIES] = (_query_features(), {QUERIES: _questions(place, skip_bad)})
-            judged: dict[str, Rows] = {each: _judgements(qrels_path(place, each)) for each in beir_splits(place)}
-            if judged:
-                found[QRELS] = (_qrels_features(), judged)
-            return found
-        case "corpus":
-            return {CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})}
-        case "questions":
-            return {QUERIES: (_query_features(), {QUERIES: _questions(place, skip_bad)})}
-        case "qrels":
-            return {QRELS: (_qrels_features(), {split: _judgements(place)})}
+    found: dict[str, dict[str, Rows]] = {}
+    if kind in ("corpus", "beir"):
+        found[CORPUS] = {CORPUS: _passages(place, skip_bad)}
+    if kind in ("questions", "beir"):
+        found[QUERIES] = {QUERIES: _questions(place, skip_bad)}
+    if kind == "qrels":
+        found[QRELS] = {split: _judgements(place)}
+    if kind == "beir" and (splits := beir_splits(place)):
+        found[QRELS] = {each: _judgements(qrels_path(place, each)) for each in splits}
+    if found:
+        return {config: (_features(config), rows) for config, rows in found.items()}
     content = None if corpus is None else read_corpus(corpus, skip_bad=skip_bad)
     examples = read_examples(place, format=kind, corpus=content, queries=queries, skip_bad=skip_bad)
-    rows = ExampleRows(content, str(examples_file(place)))
+    rows = ExampleRows(content, examples_file(place))
     first = next(examples, None)
     if first is None:
         raise UserError(f"{place}: no example; give a training set with at least one row")
-    candidates = (*first.positives, *first.negatives, *first.other_negatives)
-    with_texts = content is not None or any(each.text is not None for each in candidates)
+    with_texts = content is not None or any(each.text is not None for each in first.candidates)
     made = (_example(each, rows, with_texts) for each in counted(chain([first], examples), "row"))
-    return {EXAMPLES: (_example_features(with_texts), {"train": made})}
+    return {EXAMPLES: (_features(EXAMPLES, with_texts), {"train": made})}
 
 
-def _passages(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+def _passages(place: Source, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
     for _, passage in counted(iter_passages(place, skip_bad=skip_bad), "passage"):
         yield {"_id": passage.id, "title": passage.title, "text": passage.text}
 
 
-def _questions(place: Path, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
+def _questions(place: Source, skip_bad: bool) -> Iterator[Mapping[str, Value]]:
     for question in read_questions(place, skip_bad=skip_bad):
         yield {"_id": question.id, "text": question.text, "answers": list(question.answers)}
 
 
-def _judgements(place: Path) -> Iterator[Mapping[str, Value]]:
+def _judgements(place: Source) -> Iterator[Mapping[str, Value]]:
     for query, judged in read_qrels(place).items():
         for passage, grade in judged.items():
             yield {"query-id": query, "corpus-id": passage, "score": grade}
@@ -203,9 +197,8 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
             )
         return row | {"score": math.nan if candidate.score is None else float(candidate.score)}
 
-    lists = (example.positives, example.negatives, example.other_negatives)
     row: dict[str, Any] = {"id": example.id, "question": example.question, "answers": list(example.answers)}
-    for name, candidates in zip(_LISTS, lists, strict=True):
+    for name, candidates in zip(_LISTS, example.lists, strict=True):
         row[name] = [passage(each) for each in candidates]
     return row
 
@@ -213,62 +206,35 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
 # ---- features --------------------------------------------------------------------------------------------------------
 
 
-def _tfds() -> Any:
-    return import_extra("tensorflow_datasets", "data").features
+def _features(config: str, with_texts: bool = True) -> Any:
+    """Return the features of a config's rows; `with_texts`: whether the passages of examples have texts."""
+    features = import_extra("tensorflow_datasets", "data").features
 
+    def text(meaning: str) -> Any:
+        return features.Text(doc=meaning)
 
-def _features(**of_names: Any) -> Any:
-    return _tfds().FeaturesDict(of_names)
+    def several(feature: Any, meaning: str) -> Any:
+        return features.Sequence(feature, doc=meaning)
 
-
-def _text(meaning: str) -> Any:
-    return _tfds().Text(doc=meaning)
-
-
-def _number(meaning: str) -> Any:
-    return _tfds().Scalar(np.float32, doc=meaning)
-
-
-def _grade(meaning: str) -> Any:
-    return _tfds().Scalar(np.int64, doc=meaning)
-
-
-def _list(feature: Any, meaning: str) -> Any:
-    return _tfds().Sequence(feature, doc=meaning)
-
-
-def _corpus_features() -> Any:
-    return _features(_id=_text("id of the passage"), title=_text("empty if there is none"), text=_text("its text"))
-
-
-def _query_features() -> Any:
-    answers = _list(_text("an answer"), "empty if none are known")
-    return _features(_id=_text("id of the question"), text=_text("its text"), answers=answers)
-
-
-def _qrels_features() -> Any:
-    return _features(
-        **{
-            "query-id": _text("id of the question"),
-            "corpus-id": _text("id of the passage"),
-            "score": _grade("grade; above 0: relevant"),
-        }
-    )
-
-
-def _example_features(with_texts: bool) -> Any:
-    def passages(meaning: str) -> Any:
-        passage = {"passage_id": _text("empty if there is none"), "title": _text("empty if there is none")}
-        if with_texts:
-            passage["text"] = _text("its text")
-        passage["score"] = _number("a teacher's score; NaN if there is none")
-        return _list(passage, meaning)
-
-    return _features(
-        id=_text("id of the question; rows with one id are one example"),
-        question=_text("the question"),
-        answers=_list(_text("an answer"), "empty if none are known"),
-        positive_ctxs=passages("passages that answer it"),
-        hard_negative_ctxs=passages("hard negatives"),
-        negative_ctxs=passages("other negatives"),
-    )
+    answers = several(text("an answer"), "empty if none are known")
+    passage = {"passage_id": text("empty if there is none"), "title": text("empty if there is none")}
+    passage |= {"text": text("its text")} if with_texts else {}
+    passage["score"] = features.Scalar(np.float32, doc="a teacher's score; NaN if there is none")
+    fields = {
+        CORPUS: {"_id": text("id of the passage"), "title": text("empty if there is none"), "text": text("its text")},
+        QUERIES: {"_id": text("id of the question"), "text": text("its text"), "answers": answers},
+        QRELS: {
+            "query-id": text("id of the question"),
+            "corpus-id": text("id of the passage"),
+            "score": features.Scalar(np.int64, doc="grade; above 0: relevant"),
+        },
+        EXAMPLES: {
+            "id": text("id of the question; rows with one id are one example"),
+            "question": text("the question"),
+            "answers": answers,
+            "positive_ctxs": several(passage, "passages that answer it"),
+            "hard_negative_ctxs": several(passage, "hard negatives"),
+            "negative_ctxs": several(passage, "other negatives"),
+        },
+    }
+    return features.FeaturesDict(fields[config])

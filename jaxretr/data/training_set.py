@@ -13,9 +13,9 @@ from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import is_training_file, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
+from jaxretr.data.source import Input, Source, source_of
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 
@@ -121,7 +121,7 @@ class TrainingSet:
 
 
 def load_training_set(
-    path: str | Path,
+    path: Input,
     corpus: Corpus | None = None,
     *,
     format: str | None = None,
@@ -149,20 +149,20 @@ def load_training_set(
     Raises:
       UserError: a bad row or an unknown candidate (as `path:line: what; remedy`), no example, or no such file.
     """
-    path = data_path(path)
+    path = source_of(path)
     # Before the corpus: a wrong path or split should not cost the minutes that a large one takes.
-    format = training_format(path, format)
+    kind = training_format(path, format).name
     file = examples_file(path, split)
-    if corpus is None and format == "beir":
+    if corpus is None and kind == "beir":
         corpus = read_corpus(path)
     builder = _Builder(file, corpus, skip_bad)
-    examples = read_examples(path, format=format, skip_bad=skip_bad, corpus=corpus, queries=queries, split=split)
+    examples = read_examples(path, format=kind, skip_bad=skip_bad, corpus=corpus, queries=queries, split=split)
     for example in examples:
         builder.add(example)
     return builder.finish()
 
 
-def read_passages(path: str | Path) -> Corpus:
+def read_passages(path: Input) -> Corpus:
     """Read a corpus, or the positives and negatives of a training file, each once.
 
     Raises:
@@ -188,22 +188,20 @@ class _Pairs:
         )
 
 
-class _Count:
-    """The number of times that something happened, and the place of the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = ""
-
-    def add(self, where: str) -> None:
-        self.count += 1
-        self.first = self.first or where
+# What is done with rows that are not taken as they are: the kind of a count, and its message with number and first place.
+_NOTES = {
+    "reworded": "skipped %d bad rows; the first: %s",
+    "unknown": "left out %d candidates; the first: %s",
+    "changed": "%d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
+    "repeated": "a row names a passage twice, %d times (the first %s); it counts once",
+    "renamed": "%d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
+}
 
 
 class _Builder:
     """Takes examples one at a time, and keeps only numbers and new texts of them."""
 
-    def __init__(self, path: Path, corpus: Corpus | None, skip_bad: bool):
+    def __init__(self, path: Source, corpus: Corpus | None, skip_bad: bool):
         self.path = path
         self.corpus = corpus
         self.corpus_rows = 0 if corpus is None else len(corpus)
@@ -216,21 +214,25 @@ class _Builder:
         # Texts of the file, rows from corpus_rows on.
         self.row_of_text: dict[tuple[str, str], int] = {}
         self.text_ids: list[str | None] = []
-        self.unknown, self.changed, self.reworded, self.repeated = _Count(), _Count(), _Count(), _Count()
+        # A key of _NOTES -> how often, and the place of the first.
+        self.counts: dict[str, tuple[int, str]] = {}
         self.joined = 0
+
+    def _count(self, what: str, where: str) -> None:
+        count, first = self.counts.get(what, (0, where))
+        self.counts[what] = count + 1, first
 
     def add(self, example: Example) -> None:
         """Take one example."""
         index = self._index(example)
         if index is None:
             return
-        kinds = (example.positives, example.negatives, example.other_negatives)
-        for pairs, candidates in zip(self.kinds, kinds, strict=True):
+        for pairs, candidates in zip(self.kinds, example.lists, strict=True):
             rows: set[int] = set()
             for candidate in candidates:
                 row = self._row(candidate, example)
                 if row in rows:
-                    self.repeated.add(f"on line {example.line}")
+                    self._count("repeated", f"on line {example.line}")
                 elif row is not None:
                     rows.add(row)
                     pairs.examples.append(index)
@@ -251,7 +253,7 @@ class _Builder:
             )
             if not self.skip_bad:
                 raise UserError(problem)
-            self.reworded.add(problem)
+            self._count("reworded", problem)
             return None
         return index
 
@@ -262,7 +264,7 @@ class _Builder:
             if candidate.text is not None and (
                 candidate.text != corpus.texts[row] or candidate.title not in ("", corpus.titles[row])
             ):
-                self.changed.add(f"passage '{candidate.id}' on line {example.line}")
+                self._count("changed", f"passage '{candidate.id}' on line {example.line}")
             return row
         if candidate.text is None:
             if corpus is None:
@@ -272,7 +274,7 @@ class _Builder:
             problem = f"{self.path}:{example.line}: {problem}"
             if not self.skip_bad:
                 raise UserError(problem)
-            self.unknown.add(problem)
+            self._count("unknown", problem)
             return None
         row = self.row_of_text.setdefault((candidate.title, candidate.text), self.corpus_rows + len(self.text_ids))
         if row == self.corpus_rows + len(self.text_ids):
@@ -344,10 +346,9 @@ class _Builder:
         taken = {id for id in given if id is not None}
         used: set[str] = set()
         ids = []
-        clashes = _Count()
         for n, id in enumerate(given):
             if id is not None and id in used:
-                clashes.add(f"'{id}'")
+                self._count("renamed", f"'{id}'")
             if id is None or id in used:
                 id = f"text-{n}"
                 while id in taken or (self.corpus is not None and id in self.corpus):
@@ -355,40 +356,13 @@ class _Builder:
                 taken.add(id)
             used.add(id)
             ids.append(id)
-        if clashes.count:
-            note(
-                _log.warning,
-                "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
-                self.path,
-                clashes.count,
-                clashes.first,
-            )
         return ids
 
     def _report(self, has_positive: np.ndarray, contradicted: int) -> None:
         total, kept = len(has_positive), int(has_positive.sum())
-        if self.reworded.count:
-            bad = self.reworded
-            note(_log.warning, "%s: skipped %d bad rows; the first: %s", self.path, bad.count, bad.first)
-        if self.unknown.count:
-            unknown = self.unknown
-            note(_log.warning, "%s: left out %d candidates; the first: %s", self.path, unknown.count, unknown.first)
-        if self.changed.count:
-            note(
-                _log.warning,
-                "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
-                self.path,
-                self.changed.count,
-                self.changed.first,
-            )
-        if self.repeated.count:
-            note(
-                _log.warning,
-                "%s: a row names a passage twice, %d times (the first %s); it counts once",
-                self.path,
-                self.repeated.count,
-                self.repeated.first,
-            )
+        for what, message in _NOTES.items():
+            if what in self.counts:
+                note(_log.warning, f"%s: {message}", self.path, *self.counts[what])
         if contradicted:
             note(
                 _log.warning, "%s: left out %d negatives that are positives of their question", self.path, contradicted

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
+from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.kinds import FORMATS, KINDS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
-from jaxretr.data.formats.reading import examples_file, numbered_examples
-from jaxretr.data.named.names import DataName, data_path
-from jaxretr.data.questions import question_rows
-from jaxretr.data.run_reading import read_run
-from jaxretr.data.text_rows import BadRows, RowError, find_input
+from jaxretr.data.formats.format import Format
+from jaxretr.data.formats.kinds import KINDS, file_kind, named_split
+from jaxretr.data.formats.other_kinds import CORPUS, QUESTIONS, RunFile, TextFile
+from jaxretr.data.formats.reading import examples_file, lookup
+from jaxretr.data.problems import Problem, Problems
+from jaxretr.data.source import Source, source_of
+from jaxretr.data.text_rows import RowError
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import counted
 
@@ -22,18 +23,6 @@ log = logging.getLogger(__name__)
 Path_ = str | Path
 
 _SHOWN_CHARACTERS = 50
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem of one row, as `path:line: what; remedy`."""
-
-    path: str
-    line: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Validation:
     def __str__(self) -> str:
         if self.ok:
             unchecked = "".join(f"; {what}" for what in self.unchecked)
-            return f"{self.path}: no problem in {self.rows} rows ({KINDS[self.kind]}){unchecked}"
+            return f"{self.path}: no problem in {self.rows} rows ({KINDS[self.kind].title}){unchecked}"
         hidden = self.count - len(self.problems)
         more = f" ({hidden} more than shown; see them with --max-problems)" if hidden else ""
         return (
@@ -115,129 +104,51 @@ def validate_data(
       UserError: the file cannot be read to its end, or has no rows.
       UsageError: an argument that has no effect for this format.
     """
-    place = data_path(path)
-    if isinstance(place, DataName):
-        place.verify()  # Includes splits that are not read.
-    kind = format or file_kind(place)
-    if kind not in FORMATS and (corpus is not None or queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
-    split = named_split(split, kind)
-    problems = _Problems(place, max_problems, on_problem)
+    place = source_of(path)
+    place.verify()  # Includes splits that are not read.
+    kind = KINDS[format or file_kind(place)]
+    if not isinstance(kind, Format) and (corpus is not None or queries is not None):
+        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {kind.title}")
+    split = named_split(split, kind.name)
+    problems = Problems(place, max_problems, on_problem)
     unchecked: list[str] = []
-    if kind == "corpus":
-        rows = _check_corpus(problems)
-    elif kind == "questions":
-        rows = _check_questions(problems)
-    elif kind == "run":
-        rows = len(read_run(place, count=True))
-    else:
+    if isinstance(kind, Format):
         rows = _check_training_set(problems, kind, corpus, queries, split, unchecked)
+    else:
+        rows = _check_file(problems, kind, place)
     for what, (count, first) in problems.repeated.items():
         log.warning("%s that occur more than once: %d; the first: %s", what, count, first)
     questions, passages = (problems.repeated.get(what, (0, ""))[0] for what in ("questions", "passages"))
-    return Validation(str(place), kind, rows, problems.count, problems.found, questions, passages, unchecked)
+    return Validation(str(place), kind.name, rows, problems.count, problems.found, questions, passages, unchecked)
 
 
-class _Problems(BadRows):
-    """Collects the first problems and counts them all; counts repeated questions and passages, which training accepts."""
-
-    def __init__(self, path: Path, most: int, on_problem: Callable[[Problem], object] | None):
-        super().__init__(path, skip=True)
-        self.most = most
-        self.on_problem = on_problem
-        self.found: list[Problem] = []
-        # "questions" or "passages" -> their number, and the place of the first.
-        self.repeated: dict[str, tuple[int, str]] = {}
-
-    def add(self, line: int, problem: str | RowError) -> None:
-        self.count += 1
-        if len(self.found) < self.most:
-            self.found.append(Problem(str(self.path), line, str(problem)))
-            if self.on_problem is not None:
-                self.on_problem(self.found[-1])
-
-    def repeat(self, what: str, line: int, how: str) -> None:
-        """Count a repeated one of the "questions" or "passages"."""
-        count, first = self.repeated.get(what, (0, f"{self.path}:{line}: {how}"))
-        self.repeated[what] = count + 1, first
-
-
-# ---- corpora and questions -------------------------------------------------------------------------------------------
-
-
-def _check_corpus(problems: _Problems) -> int:
-    """Look for bad rows, ids that occur twice, texts that are empty or occur twice; return the number of rows."""
-    problems.path = find_input(problems.path, "corpus.jsonl")
-    line_of_id: dict[str, int] = {}
-    line_of_content: dict[tuple[str, str], int] = {}
-    rows = 0
-    before = problems.count
-    for line, passage in counted(numbered_passages(problems), "passage"):
-        rows += 1
-        if (first := line_of_id.setdefault(passage.id, line)) != line:
-            problems.add(line, f"duplicate id '{passage.id}' (first on line {first}); give each passage its own")
-        if not passage.text.strip():
-            problems.add(line, f"passage '{passage.id}' has no text; give it one or leave it out")
-        elif (first := line_of_content.setdefault((passage.title, passage.text), line)) != line:
-            problems.repeat("passages", line, f"the same title and text as on line {first}")
-    return _rows(problems, rows, problems.count - before)
-
-
-def _check_questions(problems: _Problems) -> int:
-    """Look for bad rows, ids that occur twice, and empty texts; count repeated texts; return the number of rows."""
-    problems.path = find_input(problems.path, "queries.jsonl")
-    line_of_id: dict[str, int] = {}
-    line_of_text: dict[str, int] = {}
-    rows = 0
-    for row_number, (line, row) in enumerate(question_rows(problems.path)):
-        rows += 1
-        if isinstance(row, RowError):
-            problems.add(line, row)
-            continue
-        id, text, _ = row
-        id = str(row_number) if id is None else id
-        if (first := line_of_id.setdefault(id, line)) != line:
-            problems.add(line, f"duplicate id '{id}' (first on line {first}); give every question an id of its own")
-        _check_text(problems, line, text, line_of_text)
-    return _rows(problems, rows, 0)
-
-
-def _rows(problems: _Problems, rows: int, bad: int) -> int:
-    if not rows and not bad:
-        raise UserError(f"{problems.path}: no rows; give a file with at least one")
-    return rows
-
-
-def _check_text(problems: _Problems, line: int, text: str, line_of_text: dict[str, int]) -> None:
-    if not text.strip():
-        problems.add(line, "the question is empty; give it a text or leave it out")
-    elif (first := line_of_text.setdefault(text, line)) != line:
-        problems.repeat("questions", line, f"the same question as on line {first}")
+def _check_file(problems: Problems, kind: TextFile | RunFile, path: Source) -> int:
+    problems.path = path.file(kind.stem)
+    return kind.check(problems)
 
 
 # ---- training sets ---------------------------------------------------------------------------------------------------
 
 
 def _check_training_set(
-    problems: _Problems, kind: str, passages: Path_ | None, queries: Path_ | None, split: str, unchecked: list[str]
+    problems: Problems, kind: Format, passages: Path_ | None, queries: Path_ | None, split: str, unchecked: list[str]
 ) -> int:
     """Look for everything that training would stop at, leave out or suffer from; return the number of rows."""
     path = problems.path
     rows = 0
     corpus = None if passages is None else read_corpus(passages)
-    if kind == "beir":
-        rows += _check_corpus(problems) if corpus is None else 0
-        problems.path = path
-        rows += _check_questions(problems)
+    if kind.name == "beir":
+        rows += _check_file(problems, CORPUS, path) if corpus is None else 0
+        rows += _check_file(problems, QUESTIONS, path)
         if corpus is None:
             corpus = read_corpus(path, skip_bad=True)
-    if kind in NEED_QUERIES and queries is None:
+    if kind.needs_queries and queries is None:
         unchecked.append("ids of questions were not looked up; give --queries FILE to check them")
     problems.path = examples_file(path, split)
-    known = kind not in NEED_QUERIES or queries is not None
+    known = not kind.needs_queries or queries is not None
     # A BEIR folder's texts have been checked in its queries file.
-    checker = _ExampleChecker(problems, corpus, spread=kind in ROW_FORMATS, check_texts=known and kind != "beir")
-    found = numbered_examples(path, format=kind, corpus=corpus, queries=queries, split=split)
+    checker = _ExampleChecker(problems, corpus, spread=kind.spreads, check_texts=known and kind.name != "beir")
+    found = kind.read(problems.path, lookup(path, kind, corpus=corpus, queries=queries))
     for line, row in counted(found, "row"):
         rows += 1
         if isinstance(row, RowError):
@@ -264,7 +175,7 @@ class _ExampleChecker:
       ids_alone: whether a passage has only an id, which could not be looked up.
     """
 
-    def __init__(self, problems: _Problems, corpus: Corpus | None, spread: bool, check_texts: bool):
+    def __init__(self, problems: Problems, corpus: Corpus | None, spread: bool, check_texts: bool):
         self.problems = problems
         self.corpus = corpus
         self.spread = spread
@@ -280,16 +191,22 @@ class _ExampleChecker:
         if text != example.question:  # Rows with the same id are joined.
             add(line, f"question '{example.id}' has another text on line {first}; give every question an id of its own")
         if self.check_texts and (first == line or not self.spread):
-            _check_text(self.problems, line, example.question, self.line_of_text)
+            self._check_question(example.question, line)
         if not example.positives and not self.spread:
             add(line, f"question '{example.id}' has no positive passage; give it one or leave it out")
-        for candidate in (*example.positives, *example.negatives, *example.other_negatives):
+        for candidate in example.candidates:
             self._check_passage(candidate, line)
         right = self._check_repeats(example.positives, "positive", line)
         for wrong in (example.negatives, example.other_negatives):
             contradicted = self._check_repeats(wrong, "negative", line).items()
             for name in (name for content, name in contradicted if content in right):
                 add(line, f"passage {name} is a positive and a negative; leave out the negative")
+
+    def _check_question(self, text: str, line: int) -> None:
+        if not text.strip():
+            self.problems.add(line, "the question is empty; give it a text or leave it out")
+        elif (first := self.line_of_text.setdefault(text, line)) != line:
+            self.problems.repeat("questions", line, f"the same question as on line {first}")
 
     def _check_passage(self, candidate: Candidate, line: int) -> None:
         in_corpus = self.corpus is not None and candidate.id is not None and candidate.id in self.corpus

@@ -11,15 +11,16 @@ import numpy as np
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.kinds import FORMATS, NEED_QUERIES, ROW_FORMATS, file_kind, json_bracket, named_split
+from jaxretr.data.formats.head import json_bracket
+from jaxretr.data.formats.kinds import FORMATS, SCORED_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
-from jaxretr.data.named.names import data_path
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.pairs import Pair, is_pair_file, read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.runs import Hits, RunFormat, SearchRun
+from jaxretr.data.source import source_of
 from jaxretr.data.text_rows import json_lines
 from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 from jaxretr.evaluate.reranking import hits_of
@@ -192,7 +193,7 @@ def _check_inputs(path: str, source: str, queries: Path_ | None, corpus: Path_ |
         missing = [name for name, given in (("--queries", queries), ("--corpus", corpus)) if given is None]
         if missing:
             raise UsageError(f"{path}: a run has ids alone; give {' and '.join(f'{name} FILE' for name in missing)}")
-    if source in NEED_QUERIES and queries is None:
+    if source in FORMATS and FORMATS[source].needs_queries and queries is None:
         raise UsageError(f"{path}: has only the ids of its questions ({source}); give --queries FILE")
 
 
@@ -246,19 +247,19 @@ def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterat
 def _score_examples(
     call: _Call, path: Path_, source: str, to: str, queries: Path_ | None, corpus: Path_ | None, split: str
 ) -> int:
-    place = data_path(path)
+    place = source_of(path)
     texts = place if corpus is None and source == "beir" else corpus
     passages = None if texts is None else read_corpus(texts)
     file = examples_file(place, split)
-    rows = ExampleRows(passages, str(file))
+    rows = ExampleRows(passages, file)
 
     def examples() -> Iterator[Example]:
         found = read_examples(place, format=source, corpus=passages, queries=queries, split=split)
-        return joined(found) if source in ROW_FORMATS and to not in ROW_FORMATS else found
+        return joined(found) if FORMATS[source].spreads and not FORMATS[to].spreads else found
 
     def pairs() -> Iterator[Pair]:
         for example in examples():
-            for candidate in (*example.positives, *example.negatives, *example.other_negatives):
+            for candidate in example.candidates:
                 yield Pair(example.question, *rows.content(candidate, example))
 
     scores, kept = call.score_all(pairs)
@@ -271,7 +272,7 @@ def _scored(examples: Iterable[Example], scores: Iterator[float]) -> Iterator[Ex
         return tuple(replace(candidate, score=next(scores)) for candidate in candidates)
 
     for example in examples:
-        positives, negatives, others = map(scored, (example.positives, example.negatives, example.other_negatives))
+        positives, negatives, others = map(scored, example.lists)
         yield replace(example, positives=positives, negatives=negatives, other_negatives=others)
 
 

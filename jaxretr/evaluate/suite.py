@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.named.ir_collections import members
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
-from jaxretr.data.text_rows import find_input, input_digest
+from jaxretr.data.source import FileSource, Input, NamedSource, Source, source_of
+from jaxretr.data.text_rows import find_input
 from jaxretr.embeddings.encoding import Encoder, loaded, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.evaluate import metrics as measures
@@ -41,15 +41,15 @@ class DataSet:
 
     Attributes:
       name: its path below the suite's folder, with slashes.
-      folder: its path on disk.
+      folder: where it is.
       split: the split of its judgements.
     """
 
     name: str
-    folder: Path
+    folder: Source
     split: str
 
-    def files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, Source]:
         """The files that are read."""
         return {
             "corpus": find_input(self.folder, "corpus.jsonl"),
@@ -179,7 +179,7 @@ def evaluate_suite(
     """
     for name in metrics:
         measures.parse(name)
-    root, out = data_path(suite), None if out is None else Path(out).expanduser()
+    root, out = source_of(suite), None if out is None else Path(out).expanduser()
     data_sets, skipped = find_data_sets(root, splits)
     for name, why in skipped.items():
         log.warning("%s: skipped: %s", name, why)
@@ -230,7 +230,7 @@ def _measured(
 # ---- data sets -------------------------------------------------------------------------------------------------------
 
 
-def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
+def find_data_sets(root: Input, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
     """Look for BEIR folders at any depth, but not inside each other.
 
     Args:
@@ -244,9 +244,10 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
       UserError: there is no such folder.
     """
     found, skipped = [], {}
-    for name, place in _places(root).items():
-        named = isinstance(place, DataName)
-        missing = [] if named else [file for file in ("corpus.jsonl", "queries.jsonl") if _input(place, file) is None]
+    for name, place in _places(source_of(root)).items():
+        named = isinstance(place, NamedSource)
+        files = () if named else ("corpus.jsonl", "queries.jsonl")
+        missing = [file for file in files if _input(place.path, file) is None]
         there = beir_splits(place)
         split = next((split for split in splits if split in there), None)
         if missing:
@@ -259,19 +260,20 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     return found, skipped
 
 
-def _places(root: Path) -> dict[str, Path]:
+def _places(root: Source) -> dict[str, Source]:
     """The BEIR folders below a folder by name, sorted; or the collections that a name stands for, in their order."""
-    if isinstance(root, DataName):
+    if isinstance(root, NamedSource):
         if root.scheme == "ir_datasets" and (below := members(root.body)):
-            return {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
+            return {id.removeprefix(f"{root.body}/"): NamedSource(f"{root.scheme}:{id}") for id in below}
         return {root.body.rpartition("/")[2]: root}
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
-    named = [
-        (place.relative_to(root).as_posix() if place != root else place.resolve().name, place)
-        for place in _folders(root)
-    ]
-    return dict(sorted(named))
+    top = root.path
+    named = {
+        folder.relative_to(top).as_posix() if folder != top else folder.resolve().name: FileSource(folder)
+        for folder in _folders(top)
+    }
+    return dict(sorted(named.items()))
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -345,7 +347,7 @@ def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: R
 
 
 def _hashes(one: DataSet) -> dict[str, str]:
-    return {name: input_digest(path) for name, path in one.files().items()}
+    return {name: path.digest() for name, path in one.files().items()}
 
 
 def _short(value: Any) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
+from jaxretr.data.source import source_of
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.embeddings.encoding import Encoder, loaded
 from jaxretr.evaluate import metrics as measures
@@ -122,7 +122,7 @@ def word_order(
     # Find every error of the arguments and files before a model is loaded.
     of_names = read_splits(beir, splits)[1]
     measures.evaluate({"": {}}, {}, metrics)
-    folder = data_path(beir)
+    folder = source_of(beir)
     corpus = read_corpus(folder)
     search = bm25_search(corpus) if encoder is None else encoder_search(loaded(encoder), corpus, batch_size)
     reordered, values = {}, {}

@@ -17,7 +17,7 @@ from jaxretr.data.lexical_set import Ranking
 from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
 from jaxretr.data.run_reading import read_run
-from jaxretr.data.text_rows import find_input, input_digest
+from jaxretr.data.text_rows import find_input
 from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION, rank
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
@@ -105,7 +105,7 @@ def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Rank
 
 def file_digest(path: str | Path, stem: str = "") -> str:
     """Return the sha256 (hexadecimal) of a file's bytes, or of a named data set's version and checksums."""
-    return input_digest(find_input(path, stem))
+    return find_input(path, stem).digest()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxretr.config import ArtConfig, from_json
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
+from jaxretr.data.formats.kinds import SCORED_FORMATS
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.made_of import write_record
 from jaxretr.embeddings.fingerprints import texts_fingerprint
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean

@@ -11,12 +11,12 @@ from command_errors import the_error
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.data.description import Spread
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.formats.kinds import FORMATS
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.training_set import load_training_set
-from jaxretr.embeddings.inspection import Spread
 
 DATA = Path(__file__).parents[1] / "data"
 WIKI = DATA / "wiki_qa"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +22,11 @@ from jaxretr.data.formats.kinds import file_kind
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.data.named import hub, ir_collections, tables
-from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.own_data import with_data
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.data.text_rows import input_digest, input_facts
+from jaxretr.data.source import FileSource, NamedSource, source_of
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.training.runs.run_inputs import file_digest
 
 SOURCES = ("ir_datasets", "tfds", "hf")
 
@@ -47,28 +48,28 @@ def name(request: pytest.FixtureRequest, names: dict[str, str]) -> str:
     "text", ["ir_datasets:beir/scifact/test", "tfds:nq/corpus:1.0.0[corpus[:10%]]", "hf:/data/x#qrels/test", "hf:./x"]
 )
 def test_a_name_survives_what_is_done_to_paths(text: str) -> None:
-    path = data_path(Path(text))
-    assert isinstance(path, DataName) and str(path) == text
-    assert str(data_path(str(path.expanduser().absolute()))) == text
+    source = source_of(Path(text))
+    assert isinstance(source, NamedSource) and str(source) == text
+    assert source_of(str(source.absolute())) == source == pickle.loads(pickle.dumps(source))
 
 
 def test_other_paths_are_files() -> None:
-    assert data_path("~/x") == Path.home() / "x"
-    assert not isinstance(data_path("data/hf:x"), DataName)
+    assert source_of("~/x") == FileSource(Path.home() / "x")
+    assert source_of("data/hf:x") == FileSource(Path("data/hf:x"))
 
 
 def test_the_pieces_of_a_name() -> None:
-    name = DataName("tfds:nq/corpus:1.0.0[train[:10%]+test]#qrels/test")
+    name = NamedSource("tfds:nq/corpus:1.0.0[train[:10%]+test]#qrels/test")
     assert (name.scheme, name.body, name.part) == ("tfds", "nq/corpus:1.0.0", "qrels/test")
     with pytest.raises(UsageError, match="not the name of a data set; write ir_datasets:ID"):
-        DataName("hf:a/b[train").collection()
+        NamedSource("hf:a/b[train").collection()
 
 
 # ---- a collection is a BEIR folder -----------------------------------------------------------------------------------
 
 
 def test_a_collection_reads_as_the_folder_it_came_from(name: str) -> None:
-    assert file_kind(name) == "beir" and beir_splits(data_path(name)) == ["train", "tydi"]
+    assert file_kind(name) == "beir" and beir_splits(name) == ["train", "tydi"]
     for split in ("train", "tydi"):
         expected, found = read_beir(tiny.DATA, split), read_beir(name, split)
         assert list(found.corpus) == list(expected.corpus)
@@ -86,6 +87,8 @@ def test_a_collection_stands_for_its_files(name: str) -> None:
     assert read_qrels(f"{name}#qrels/tydi") == read_qrels(tiny.DATA / "qrels/tydi.tsv")
     stream = CorpusStream([name, named_sets.register("jaxretr-test/one", docs("x", "y"))])
     assert stream.num_rows == 22 and next(stream.placed())[0] == f"{name}#corpus:1"
+    # What a run and an export ask of every file that they read.
+    assert len(file_digest(f"{name}#queries")) == 64 and source_of(name).file("corpus.jsonl").size == 0
 
 
 def test_files_of_one_kind_are_named_by_their_config(names: dict[str, str]) -> None:
@@ -128,9 +131,9 @@ def test_facts_change_with_the_content(tmp_path: Path) -> None:
         built = named_sets.build_data(file_of(folder, [{"_id": f"{number}", "title": "", "text": "x"}]), folder)
         local = file_of(tmp_path, [{"_id": f"{number}", "title": "", "text": "x" * (number + 1)}])
         ir = named_sets.register("jaxretr-test/changing", named_sets.Docs(LocalDownload(local)))
-        digests |= {input_digest(data_path(each)) for each in (f"hf:{file}", f"tfds:{built.path}", ir)}
+        digests |= {source_of(each).digest() for each in (f"hf:{file}", f"tfds:{built.path}", ir)}
     assert len(digests) == 6
-    assert input_facts(data_path(ir))[0] == "ir_datasets:jaxretr-test/changing"
+    assert source_of(ir).facts()[0] == "ir_datasets:jaxretr-test/changing"
 
 
 def test_a_config_records_names(name: str, tmp_path: Path) -> None:

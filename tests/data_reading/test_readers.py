@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.data import text_rows
+from jaxretr.data import source, text_rows
 from jaxretr.data.readers import (
     Corpus,
     Passage,
@@ -350,7 +350,7 @@ def test_a_gzip_stream_of_one_endless_line_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten megabytes of gzip hold ten gigabytes of one letter."""
-    monkeypatch.setattr(text_rows, "_LONGEST_BYTES", 100_000)
+    monkeypatch.setattr(source, "LONGEST_BYTES", 100_000)
     fine = '{"_id": "1", "text": "' + "a" * 90_000 + '"}\n'
     path = write(tmp_path / "corpus.jsonl.gz", gzip.compress((fine + fine.replace("a", "a" * 200)).encode()))
     with pytest.raises(

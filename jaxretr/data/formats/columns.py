@@ -1,100 +1,90 @@
-"""Training formats of bare texts: FlagEmbedding's lines, sentence-transformers' columns, MS MARCO's text triples.
-
-They have no titles and mostly no ids. In formats with several rows per question (columns and triples), the rows of one
-text get the same id, the number of the first, so that they can be joined.
-"""
+"""sentence-transformers' columns: anchor, positive, negative_1 ... n, in JSON lines, .csv or .tsv."""
 
 import json
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.csv_tables import TABLES, csv_rows, tsv_rows
+from jaxretr.data.csv_tables import TABLES, csv_line, csv_rows, tsv_rows
+from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score
+from jaxretr.data.formats.format import Format, Lookup
+from jaxretr.data.formats.head import Head
+from jaxretr.data.source import Input, Source, source_of
 from jaxretr.data.text_rows import (
     RowError,
-    bare_suffix,
     check_utf8,
     json_lines,
     missing_field,
-    numbered_lines,
     parsed,
     string_field,
 )
-from jaxretr.runtime.notes import note
-
-_log = logging.getLogger(__name__)
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.storage.files import atomic_write
 
 # The only columns that sentence-transformers knows by name; it takes the others in their order.
-LABELS = ("label", "labels", "score", "scores")
+_LABELS = ("label", "labels", "score", "scores")
+
+_ANCHORS = ("anchor", "query", "question", "sentence", "sentence1", "sentence_a", "premise", "text1", "input")
+_PASSAGES = ("positive", "negative", "pos", "neg", "passage", "document", "hypothesis", "sentence", "text2", "context")
 
 
-# ---- FlagEmbedding ---------------------------------------------------------------------------------------------------
+class Columns(Format):
+    """The columns anchor, positive, negative_1 ... n, in this ORDER: JSON lines, or .csv and .tsv with a header.
 
-
-def read_flag(path: Path) -> Iterator[Row]:
-    """Yield the examples of FlagEmbedding's lines {query, pos, neg, pos_scores, neg_scores, prompt, type}.
-
-    The prompt of a row is ignored, with a warning, since prompts belong to the model here.
-    """
-    prompts = 0
-
-    def parse(row: dict[str, Any], number: int, line: int) -> Example:
-        nonlocal prompts
-        question = string_field(row, ("query",))
-        if question is None:
-            raise missing_field(row, ("query",))
-        prompts += bool(row.get("prompt"))
-        return Example(str(number), question, (), _scored_texts(row, "pos"), _scored_texts(row, "neg"), line=line)
-
-    yield from parsed(json_lines(path), parse)
-    if prompts:
-        note(_log.warning, "%s: %d rows have a prompt, which is not used; set it as the model's", path, prompts)
-
-
-def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
-    texts, scores = row.get(name) or [], row.get(f"{name}_scores")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RowError(f'field "{name}" is not a list of texts; write ["text", ...]')
-    if scores is None:
-        return tuple(Candidate(None, "", text) for text in texts)
-    if not isinstance(scores, list) or len(scores) != len(texts):
-        found = f"{len(scores)} scores" if isinstance(scores, list) else "no list"
-        raise RowError(f'field "{name}_scores" has {found} for {len(texts)} texts; give each a score')
-    return tuple(
-        Candidate(None, "", text, finite_score(score, f"{name}_scores"))
-        for text, score in zip(texts, scores, strict=True)
-    )
-
-
-# ---- sentence-transformers -------------------------------------------------------------------------------------------
-
-
-def read_columns(path: Path) -> Iterator[Row]:
-    """Return the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
-
-    JSON lines, or .csv and .tsv with a header. Their names do not matter except for label, labels, score and scores:
+    Their names do not matter except for label, labels, score and scores:
       next to (anchor, positive): 0 or less makes the positive a negative; a score is kept;
       next to negatives: the scores of all passages, the positive's first, or how far the positive is above each
       negative, as for MarginMSELoss.
-    A negative that is null, or empty in a .csv or .tsv, is ignored.
+    A negative that is null, or empty in a .csv or .tsv, is ignored. The rows of one anchor get the number of the first as
+    their id, so that they can be joined.
     """
-    id_of_anchor: dict[str, str] = {}
-    names: list[str] = []
 
-    def parse(row: dict[str, Any], number: int, line: int) -> Example:
-        names[:] = names or list(row)
-        # Only now: another row's error must not hide that the columns make no sense.
-        text_names = [name for name in names if name not in LABELS]
-        if len(text_names) < 2:
-            raise RowError(f"columns {', '.join(names)}: anchor and positive are needed; add the missing one")
-        return _columns_example(row, text_names, number, line, id_of_anchor)
+    name = "sentence-transformers"
+    title = "sentence-transformers training set (columns anchor, positive, negative_1 ...)"
+    has_passages = has_scores = spreads = True
 
-    return parsed(named_rows(path), parse)
+    def detect(self, head: Head) -> bool:
+        row = head.columns
+        names = [name.strip().lower() for name in row if name not in _LABELS]
+        if len(names) < 2 or not all(isinstance(row[name], str | None) for name in row if name not in _LABELS):
+            return False
+        # The name "answer" is ambiguous: a short answer makes a question, a passage makes a pair to train on.
+        return names[0] == "anchor" or (names[0] in _ANCHORS and any(name.startswith(_PASSAGES) for name in names[1:]))
+
+    def read(self, file: Source, lookup: Lookup) -> Iterator[Row]:
+        id_of_anchor: dict[str, str] = {}
+        names: list[str] = []
+
+        def parse(row: dict[str, Any], number: int, line: int) -> Example:
+            names[:] = names or list(row)
+            # Only now: another row's error must not hide that the columns make no sense.
+            text_names = [name for name in names if name not in _LABELS]
+            if len(text_names) < 2:
+                raise RowError(f"columns {', '.join(names)}: anchor and positive are needed; add the missing one")
+            return _example(row, text_names, number, line, id_of_anchor)
+
+        return parsed(named_rows(file), parse)
+
+    def write(self, path: Path, examples: Iterable[Example], rows: ExampleRows) -> None:
+        """Write a row for every positive, all with the same number of negatives; a table by the name .csv or .tsv."""
+        delimiter = TABLES.get(source_of(path).suffix)
+        with atomic_write(path, "w") as file:
+            header: list[str] = []
+            for row in _rows(rows, examples):
+                if delimiter is None:
+                    file.write(json_bytes(row).decode() + "\n")
+                    continue
+                if not header:
+                    header = list(row)
+                    file.write(csv_line(header, delimiter))
+                if "" in list(row.values())[2:]:  # An empty field reads as if it were missing.
+                    rows.lost["empty negatives were left out"] += 1
+                file.write(csv_line(row.values(), delimiter))
+            rows.check_any(path)
 
 
-def _columns_example(
+def _example(
     row: dict[str, Any], names: list[str], row_number: int, line: int, id_of_anchor: dict[str, str]
 ) -> Example:
     texts = [string_field(row, (name,)) for name in names]
@@ -103,7 +93,7 @@ def _columns_example(
             raise missing_field(row, (name,))
     anchor, *passages = texts
     assert anchor is not None
-    label_name = next((name for name in LABELS if row.get(name) is not None), None)
+    label_name = next((name for name in _LABELS if row.get(name) is not None), None)
     label = None if label_name is None else _label(row[label_name], label_name)
     scores: list[float | None] = [None] * len(passages)
     if isinstance(label, list):
@@ -144,9 +134,9 @@ def _scores_of_one(label: float, passages: int) -> list[float | None]:
     raise RowError(f"one score for {passages} passages; write a list with a score for each")
 
 
-def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+def named_rows(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yield (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
-    suffix = bare_suffix(path)
+    suffix = source_of(path).suffix
     if suffix not in TABLES:
         yield from json_lines(path)
         return
@@ -159,7 +149,7 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
         elif len(fields) != len(names):
             yield line, RowError(f"{len(fields)} columns, the header has {len(names)}; check its separators and quotes")
         else:
-            optional = [name for name in names if name not in LABELS][2:]
+            optional = [name for name in names if name not in _LABELS][2:]
             try:
                 check_utf8("".join(fields))
                 row = dict(zip(names, fields, strict=True))
@@ -168,21 +158,39 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
                 yield line, error
 
 
-# ---- MS MARCO --------------------------------------------------------------------------------------------------------
-
-
-def read_triples(path: Path) -> Iterator[Row]:
-    """Return an example for every `query<TAB>positive<TAB>negative`; nothing is quoted."""
-    id_of_query: dict[str, str] = {}
-
-    def parse(text: str, number: int, line: int) -> Example:
-        check_utf8(text)
-        fields = text.split("\t")
-        if len(fields) != 3:
-            raise RowError(f"{len(fields)} columns instead of query<TAB>positive<TAB>negative; check its tabs")
-        query, positive, negative = fields
-        id = id_of_query.setdefault(query, str(number))
-        return Example(id, query, (), (Candidate(None, "", positive),), (Candidate(None, "", negative),), line=line)
-
-    # A line of tabs alone has three fields, all empty.
-    return parsed(((number, line) for number, line in numbered_lines(path) if line.strip(" \r")), parse)
+def _rows(rows: ExampleRows, examples: Iterable[Example]) -> Iterator[dict[str, Any]]:
+    negatives, scored = rows.per_row, None
+    cut = negatives is not None
+    for example in examples:
+        if not rows.trainable(example):
+            continue
+        wrong = rows.negatives(example)
+        if negatives is None:
+            negatives = len(wrong)
+        if cut and len(wrong) < negatives:
+            rows.lost[f"with fewer than {negatives} negatives, left out,"] += 1
+            continue
+        if len(wrong) != negatives and not cut:
+            raise UserError(
+                f"{rows.where(example)}: {len(wrong)} negatives where the first question has {negatives}, but all "
+                "rows have the same columns; state the number of negatives to take"
+            )
+        if len(wrong) > negatives:
+            rows.lost[f"more than {negatives} negatives were left out"] += 1
+        wrong = wrong[:negatives]
+        rows.without_answers(example)
+        known = all(each.score is not None for each in (*example.positives, *wrong))
+        scored = known if scored is None else scored
+        if scored and not known:
+            raise UserError(
+                f"{rows.where(example)}: a passage has no score where earlier questions have; give every one a score"
+            )
+        if not scored:
+            rows.without_scores(example)
+        for positive in example.positives:
+            row: dict[str, Any] = {"anchor": example.question, "positive": rows.bare_text(positive, example)}
+            row |= {f"negative_{n}": rows.bare_text(each, example) for n, each in enumerate(wrong, start=1)}
+            if scored:
+                row["scores"] = [each.score for each in (positive, *wrong)]
+            yield row
+        rows.written += 1

@@ -1,31 +1,39 @@
-"""Examples as rows of the formats of supervised training data; writing.py writes the files."""
+"""The parts of an example as a format writes them, and the count of what it cannot represent."""
 
-import itertools
 import json
 import logging
-import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.source import Input
 from jaxretr.runtime.errors import UserError
 
 _log = logging.getLogger(__name__)
 
-# Tabs and line ends, and the mark that is no text at the beginning of a file.
-_NOT_IN_A_LINE = re.compile("[\t\r\n]|^\ufeff")
-
 
 class ExampleRows:
-    """Turns examples into rows, and counts what a format cannot represent."""
+    """Gives the writers the parts of examples, and counts what their format cannot represent.
 
-    def __init__(self, corpus: Corpus | None, source: str):
+    Attributes:
+      written: the number of examples that were written.
+      lost: {what was lost: the number of examples}.
+    """
+
+    def __init__(self, corpus: Corpus | None, source: Input, *, split: str = "train", per_row: int | None = None):
+        """
+        Args:
+          corpus: the passages of candidates that are ids.
+          source: the file that the examples are from, for messages.
+          split: the name of the judgements in a BEIR folder.
+          per_row: negatives in a row of sentence-transformers' columns; None: as many as the first question has.
+        """
         self.corpus = corpus
         self.source = source
+        self.split = split
+        self.per_row = per_row
         self.written = 0
         self.lost: Counter[str] = Counter()
 
@@ -73,7 +81,8 @@ class ExampleRows:
             )
         return candidate.id
 
-    def _column(self, id: str, example: Example) -> str:
+    def column(self, id: str, example: Example) -> str:
+        """Return an id as it stands in a table."""
         if not id or id != id.strip() or set(id) & set("\t\r\n") or id[0] == "\ufeff":
             raise UserError(f"{self.where(example)}: the id {id!r} cannot be written in a table; rename it")
         return id
@@ -85,6 +94,7 @@ class ExampleRows:
         return example.negatives or example.other_negatives
 
     def without_scores(self, example: Example) -> None:
+        """Count an example whose scores are left out."""
         if any(each.score is not None for each in example.positives + example.negatives):
             self.lost["scores were left out"] += 1
 
@@ -96,6 +106,7 @@ class ExampleRows:
         return example
 
     def without_answers(self, example: Example) -> None:
+        """Count an example whose answers are left out."""
         if example.answers:
             self.lost["answers were left out"] += 1
 
@@ -109,146 +120,12 @@ class ExampleRows:
             return False
         return True
 
-    # ---- passages as objects ---------------------------------------------------------------------------------------
-
-    def _passage(self, candidate: Candidate, example: Example, id_name: str) -> dict[str, Any]:
+    def passage(self, candidate: Candidate, example: Example, id_name: str) -> dict[str, Any]:
+        """Return a passage as an object, with its id under `id_name`."""
         title, text = self.content(candidate, example)
         row: dict[str, Any] = {} if candidate.id is None else {id_name: candidate.id}
         row |= {"title": title, "text": text}
         return row if candidate.score is None else row | {"score": candidate.score}
-
-    def dpr(self, example: Example) -> dict[str, Any]:
-        """Return DPR's object."""
-        return self._dpr_object(example, lambda candidate: self._passage(candidate, example, "passage_id"))
-
-    def dpr_scale(self, example: Example) -> list[bytes]:
-        """Return dpr-scale's line: DPR's object, with rows of the corpus for the passages in it."""
-
-        def passage(candidate: Candidate) -> dict[str, Any]:
-            if self.corpus is None or candidate.id is None or candidate.id not in self.corpus:
-                return self._passage(candidate, example, "id")
-            row: dict[str, Any] = {"docidx": self.corpus.row(candidate.id)}
-            return row if candidate.score is None else row | {"score": candidate.score}
-
-        return [json_bytes(self._dpr_object(example, passage))]
-
-    def _dpr_object(self, example: Example, passage: Callable[[Candidate], dict[str, Any]]) -> dict[str, Any]:
-        # The id of a row without one is its number: writing it would only make the file differ from the one read.
-        row: dict[str, Any] = {} if example.id == str(self.written) else {"id": example.id}
-        return row | {
-            "question": example.question,
-            "answers": list(example.answers),
-            "positive_ctxs": [passage(each) for each in example.positives],
-            "negative_ctxs": [passage(each) for each in example.other_negatives],
-            "hard_negative_ctxs": [passage(each) for each in example.negatives],
-        }
-
-    def tevatron(self, example: Example) -> list[bytes]:
-        """Return Tevatron's line with the passages."""
-        row: dict[str, Any] = {"query_id": example.id, "query": example.question}
-        if example.answers:
-            row["answers"] = list(example.answers)
-        kinds = {"positive_passages": example.positives, "negative_passages": self.negatives(example)}
-        return [
-            json_bytes(
-                row | {name: [self._passage(c, example, "docid") for c in found] for name, found in kinds.items()}
-            )
-        ]
-
-    def tevatron2(self, example: Example) -> list[bytes]:
-        """Return Tevatron's line with the passages' ids, and scores where a passage has one (as `jaxretr.mine`)."""
-        self.without_answers(example)
-        kinds = {"positive": example.positives, "negative": self.negatives(example)}
-        row: dict[str, Any] = {"query_id": example.id, "query_text": example.question, "query_image": None}
-        row |= {f"{kind}_document_ids": [self.id(each, example) for each in found] for kind, found in kinds.items()}
-        if any(each.score is not None for found in kinds.values() for each in found):
-            row |= {f"{kind}_scores": [each.score for each in found] for kind, found in kinds.items()}
-        return [json_bytes(row)]
-
-    # ---- bare texts ------------------------------------------------------------------------------------------------
-
-    def flag(self, example: Example) -> list[bytes]:
-        """Return FlagEmbedding's line, with scores where every passage has one."""
-        self.without_answers(example)
-        row: dict[str, Any] = {"query": example.question}
-        kinds = {"pos": example.positives, "neg": self.negatives(example)}
-        scores = {name: [each.score for each in found] for name, found in kinds.items()}
-        known = [score is not None for found in scores.values() for score in found]
-        for name, found in kinds.items():
-            row[name] = [self.bare_text(each, example) for each in found]
-        if any(known):
-            if all(known):
-                row |= {f"{name}_scores": found for name, found in scores.items()}
-            else:
-                self.without_scores(example)
-        return [json_bytes(row)]
-
-    def triples(self, example: Example) -> list[bytes]:
-        """Return lines of question, positive and negative, as texts."""
-        self.without_scores(example)
-        changed = False
-
-        def one_line(text: str) -> str:
-            nonlocal changed
-            line = _NOT_IN_A_LINE.sub(" ", text)
-            changed |= line != text
-            return line
-
-        lines = self._triples(example, one_line(example.question), lambda each: one_line(self.bare_text(each, example)))
-        if lines and changed:
-            self.lost["tabs and line breaks became spaces"] += 1
-        return lines
-
-    def triples_ids(self, example: Example) -> list[bytes]:
-        """Return lines of question, positive and negative, as ids."""
-        self.without_scores(example)
-        question = self._column(example.id, example)
-        return self._triples(example, question, lambda each: self._column(self.id(each, example), example))
-
-    def _triples(self, example: Example, question: str, field: Callable[[Candidate], str]) -> list[bytes]:
-        if not self.trainable(example, negatives=True):
-            return []
-        self.without_answers(example)
-        positives = [field(each) for each in example.positives]
-        negatives = [field(each) for each in self.negatives(example)]
-        rows = zip(
-            itertools.cycle(positives),
-            itertools.cycle(negatives),
-            range(max(len(positives), len(negatives))),
-            strict=False,
-        )
-        return [f"{question}\t{positive}\t{negative}".encode() for positive, negative, _ in rows]
-
-    # ---- bare ids --------------------------------------------------------------------------------------------------
-
-    def distillation(self, example: Example) -> list[bytes]:
-        """Return a line of passage ids and the teacher's scores."""
-        found = (*example.positives, *self.negatives(example))
-        if any(each.score is None for each in found):
-            raise UserError(f"{self.where(example)}: a passage has no score; this format is for teachers' scores")
-        self.without_answers(example)
-        return [
-            json_bytes(
-                {
-                    "query_id": example.id,
-                    "document_ids": [self.id(each, example) for each in found],
-                    "scores": [each.score for each in found],
-                }
-            )
-        ]
-
-    def judgements(self, example: Example, id: Callable[[Candidate], str] | None = None) -> list[bytes]:
-        """Return lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
-        if all(each.grade is None for each in example.negatives) and not self.trainable(example):
-            return []
-        self.without_scores(example)
-        grades: dict[str, int] = {}
-        for grade, found in ((1, example.positives), (0, self.negatives(example))):
-            for each in found:
-                passage = self.id(each, example) if id is None else id(each)
-                grades.setdefault(self._column(passage, example), grade if each.grade is None else each.grade)
-        question = self._column(example.id, example)
-        return [csv_line((question, passage, grade)).rstrip("\n").encode() for passage, grade in grades.items()]
 
 
 def json_bytes(row: dict[str, Any]) -> bytes:

@@ -49,6 +49,16 @@ class Example:
     other_negatives: tuple[Candidate, ...] = ()
     line: int = 0
 
+    @property
+    def lists(self) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...], tuple[Candidate, ...]]:
+        """The three lists of passages: positives, hard negatives and other negatives."""
+        return self.positives, self.negatives, self.other_negatives
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The passages of the three lists."""
+        return (*self.positives, *self.negatives, *self.other_negatives)
+
 
 # A row of a file: its line number, and the example or the row's fault.
 Row = tuple[int, Example | RowError]
@@ -79,6 +89,24 @@ def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return value
 
 
+def ids_field(row: dict[str, Any], name: str, scores_name: str) -> tuple[Candidate, ...]:
+    """Return the passages whose ids are listed under `name`, with the scores under `scores_name`, if it is there.
+
+    Raises:
+      RowError: one is not a list, or they differ in length.
+    """
+    ids, scores = row.get(name) or [], row.get(scores_name)
+    if not isinstance(ids, list) or not all(isinstance(id, str) or type(id) is int for id in ids):
+        raise RowError(f'field "{name}" is not a list of ids; write ["id", ...]')
+    if scores is None:
+        scores = [None] * len(ids)
+    if not isinstance(scores, list) or len(scores) != len(ids):
+        raise RowError(f'field "{scores_name}" is not a list of {len(ids)} numbers; give every document a score')
+    return tuple(
+        Candidate(str(id), "", None, finite_score(score, scores_name)) for id, score in zip(ids, scores, strict=True)
+    )
+
+
 def answers_field(row: dict[str, Any]) -> tuple[str, ...]:
     """Return the answers of a row, if any; RowError if they are not strings."""
     value = row.get("answers", row.get("answer"))
@@ -101,9 +129,7 @@ def joined(examples: Iterable[Example]) -> Iterator[Example]:
     for example in examples:
         first.setdefault(example.id, example)
         found = kinds.setdefault(example.id, ({}, {}, {}))
-        for of_kind, candidates in zip(
-            found, (example.positives, example.negatives, example.other_negatives), strict=True
-        ):
+        for of_kind, candidates in zip(found, example.lists, strict=True):
             of_kind.update(dict.fromkeys(candidates))
     for id, example in first.items():
         positives, negatives, others = (tuple(of_kind) for of_kind in kinds[id])

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from jaxretr.assets import MISSPELLINGS
+from jaxretr.data.source import Input
 from jaxretr.data.text_rows import RowError, check_utf8, find_input, first_character, numbered_lines
 from jaxretr.runtime.errors import UserError
 
@@ -35,7 +36,7 @@ def _packaged() -> Mapping[str, tuple[str, ...]]:
     return _read(MISSPELLINGS)
 
 
-def _read(path: Path) -> Mapping[str, tuple[str, ...]]:
+def _read(path: Input) -> Mapping[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     is_json = first_character(path) in ("{", "[")
     for word, wrong in _of_json(path) if is_json else _of_lines(path):
@@ -46,7 +47,7 @@ def _read(path: Path) -> Mapping[str, tuple[str, ...]]:
     return {word: tuple(wrong) for word, wrong in found.items()}
 
 
-def _of_json(path: Path) -> Iterator[tuple[str, str]]:
+def _of_json(path: Input) -> Iterator[tuple[str, str]]:
     text = "\n".join(line for _, line in _lines(path))
     try:
         table = json.loads(text)
@@ -66,7 +67,7 @@ def _of_json(path: Path) -> Iterator[tuple[str, str]]:
             raise UserError(f"{path}:{_line_of(text, word)}: {error}") from None
 
 
-def _of_lines(path: Path) -> Iterator[tuple[str, str]]:
+def _of_lines(path: Input) -> Iterator[tuple[str, str]]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -101,7 +102,7 @@ def _line_of(text: str, key: str) -> int:
     return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Input) -> Iterator[tuple[int, str]]:
     for number, line in numbered_lines(path):
         try:
             check_utf8(line)

@@ -53,7 +53,7 @@ def export(
     """
     out, meta = Path(out).expanduser(), source.store.meta
     source.check_ids_of_lines("Pyserini's docid file")
-    texts = 0 if corpus is None else 2 * find_input(corpus, "corpus.jsonl").stat().st_size
+    texts = 0 if corpus is None else 2 * find_input(corpus, "corpus.jsonl").size
     disk = expected_bytes(meta.rows, meta.dim) + texts
     memory.announce(f"{meta.rows} passages for Pyserini", 200 * meta.rows + (128 << 20), disk=disk, folder=out)
     with atomic_folder(out) as partial:

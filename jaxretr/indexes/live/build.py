@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.corpus import iter_passages
-from jaxretr.data.text_rows import bare_suffix, find_input
+from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
 from jaxretr.indexes.certified.upkeep import Updated
 from jaxretr.indexes.filters import Value
@@ -68,7 +68,7 @@ def export(
     """
     out, meta = Path(out).expanduser(), source.store.meta
     settings = settings or LiveSettings()
-    texts = find_input(corpus, "corpus.jsonl").stat().st_size
+    texts = find_input(corpus, "corpus.jsonl").size
     disk = 2 * meta.rows * (4 * meta.dim + _ROW_BYTES) + texts
     memory.announce(f"a live index of {meta.rows} passages", _PIECE_ROWS * (4 * meta.dim + 4000), disk=disk, folder=out)
     documents = source.in_step(_documents(corpus), corpus)
@@ -157,7 +157,7 @@ def update(
 
 def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
     path = find_input(corpus, "corpus.jsonl")
-    lines = bare_suffix(path) in (".jsonl", ".ndjson", ".json")
+    lines = path.suffix in (".jsonl", ".ndjson", ".json")
     fields = (row for _, _, row in passage_fields.rows(corpus)) if lines else repeat({})
     left_out: set[str] = set()
     for (number, passage), row in zip(iter_passages(corpus), fields, strict=lines):

@@ -8,7 +8,6 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.kinds import is_training_file
 from jaxretr.data.held_out import held_out
 from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.data.named.names import data_path
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import qrels_path, read_qrels, read_questions
 from jaxretr.data.training_set import load_training_set
@@ -68,12 +67,11 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
 def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]] | None]:
     """Return the questions that the splits leave, and the judgements of `questions_split`."""
     questions, qrels = read_questions(data.questions), None
-    folder = data_path(data.questions)
     if data.questions_split is not None:
-        qrels = read_qrels(qrels_path(folder, data.questions_split, "data.questions_split"))
+        qrels = read_qrels(qrels_path(data.questions, data.questions_split, "data.questions_split"))
         questions = [question for question in questions if question.id in qrels]
     for split in data.exclude_splits:
-        judged = read_qrels(qrels_path(folder, split, "data.exclude_splits"))
+        judged = read_qrels(qrels_path(data.questions, split, "data.exclude_splits"))
         questions = [question for question in questions if question.id not in judged]
     if not questions:
         raise UserError(

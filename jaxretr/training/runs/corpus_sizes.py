@@ -8,8 +8,8 @@ from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
 from jaxretr.data.formats.kinds import is_training_file
 from jaxretr.data.formats.reading import read_examples
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_questions
+from jaxretr.data.source import source_of
 from jaxretr.data.training_set import read_passages
 from jaxretr.runtime.errors import UserError
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
@@ -70,19 +70,19 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
         return CorpusSize(passages, passages if paths else 0, "as given with --passages", words)
     if not paths:
         assert isinstance(config, ContrastiveConfig)
-        if not data_path(config.data.train).exists():
+        if not source_of(config.data.train).exists():
             raise _unknown(config.data.train)
         examples = read_run_examples(config)
         texts = zip(examples.passages.titles, examples.passages.texts, strict=True)
         total, words = _count(texts)
         return CorpusSize(total, examples.corpus_rows, f"counted in {config.data.train}", words)
-    if all(data_path(path).exists() for path in paths):
+    if all(source_of(path).exists() for path in paths):
         total, words = _count(text for path in paths for text in _texts(path))
         return CorpusSize(total, total, f"counted in {', '.join(paths)}", words)
     first, *others = paths
     name = _name(first)
     if others or name not in WELL_KNOWN:
-        raise _unknown(next(path for path in paths if not data_path(path).exists()))
+        raise _unknown(next(path for path in paths if not source_of(path).exists()))
     total, words = WELL_KNOWN[name]
     return CorpusSize(total, total, f"{first} is not here; that is the published '{name}'", words)
 
@@ -91,7 +91,7 @@ def most_questions(config: ArtConfig) -> int:
     """Return the most training questions that an ART run can have: counted in its file, or those of all steps."""
     read = config.train.steps * config.train.batch_size
     path = config.data.questions
-    if not data_path(path).exists():
+    if not source_of(path).exists():
         return read
     return sum(1 for _ in read_examples(path)) if is_training_file(path) else len(read_questions(path))
 
@@ -122,7 +122,7 @@ def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
     data = config.data
     if data.corpus is not None and data.corpus != data.train:
         return [data.corpus, *data.more_corpora]
-    train = data_path(data.train)
+    train = source_of(data.train)
     # A BEIR folder is its own corpus; if it does not exist here yet, a name without a suffix is assumed to be one.
     folder = train.is_dir() or not (train.exists() or train.suffix)
     return [data.train] if folder else []

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 
 from jaxretr.config import EmbeddingDistillationConfig
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.named.names import data_path
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import qrels_path, read_qrels
+from jaxretr.data.source import source_of
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import Template
 from jaxretr.embeddings.encoding import encode
@@ -181,8 +181,8 @@ def _questions(config: EmbeddingDistillationConfig) -> list[str]:
     texts: list[str] = []
     for path in config.questions:
         questions = read_questions(path)
-        if data_path(path).is_dir():
-            judged = read_qrels(qrels_path(data_path(path), config.questions_split, "questions_split"))
+        if source_of(path).is_dir():
+            judged = read_qrels(qrels_path(path, config.questions_split, "questions_split"))
             questions = [question for question in questions if question.id in judged]
         without = config.exclude_questions
         texts += [each.text for each in questions if not (without and each.id.startswith(without))]

@@ -12,8 +12,8 @@ from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.held_out import held_out
 from jaxretr.data.lexical_set import is_lexical_set
 from jaxretr.data.made_of import note_other_corpus
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import qrels_path
+from jaxretr.data.source import source_of
 from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.runtime.errors import UsageError
 from jaxretr.training.runs.example_draws import Draws, ExampleDraws, LexicalDraws, as_training_set, open_lexical_set
@@ -50,10 +50,10 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
         )
     for path, split, name in ((data.train, data.split, "split"), (data.dev, data.dev_split, "dev_split")):
         # Checked before the corpus is read: a missing split should not cost the minutes that a large corpus takes.
-        if path is not None and data_path(path).is_dir() and not is_lexical_set(path):
-            qrels_path(data_path(path), split, f"data.{name}")
+        if path is not None and source_of(path).is_dir() and not is_lexical_set(path):
+            qrels_path(path, split, f"data.{name}")
     # The training file as the corpus: all passages that it brings.
-    own = data.corpus == data.train and not data_path(data.train).is_dir()
+    own = data.corpus == data.train and not source_of(data.train).is_dir()
     corpus = None if own else _corpora(data)
     if is_lexical_set(data.train):
         if data.held_out:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxretr.config import Config
 from jaxretr.data.questions import Question
-from jaxretr.data.text_rows import input_digest
+from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
@@ -62,7 +62,7 @@ def judged_digest(questions: Sequence[Question], qrels: Mapping[str, Mapping[str
 
 def file_digest(path: str | None) -> str:
     """Return a digest of a file's bytes; "none" for None."""
-    return "none" if path is None else input_digest(Path(path).expanduser())
+    return "none" if path is None else source_of(path).digest()
 
 
 def write_inputs(workdir: Path, inputs: Inputs) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from jaxretr.config import LiveIndex, Typos
-from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_beir
+from jaxretr.data.source import source_of
 from jaxretr.data.token_store import TokenStore
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.runtime.errors import UsageError, UserError
@@ -126,7 +126,7 @@ def suites_of(suites: Sequence[str]) -> dict[str, list[DataSet]]:
     """
     found: dict[str, list[DataSet]] = {}
     for suite in suites:
-        root = data_path(_SHORT.get(suite, suite))
+        root = source_of(_SHORT.get(suite, suite))
         name = root.name.partition("[")[0].rpartition(":")[2]
         if name in found:
             raise UsageError(f"train.suites: two are called '{name}'; leave one out, or rename its folder")

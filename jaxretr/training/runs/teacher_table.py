@@ -112,7 +112,7 @@ def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequenc
             if example.id not in numbers:
                 continue
             found: dict[int, float] = {}
-            for candidate in (*example.positives, *example.negatives, *example.other_negatives):
+            for candidate in example.candidates:
                 if candidate.id is None or candidate.id not in corpus:
                     raise RowError(
                         f"passage '{candidate.id}' is not in the corpus; give scores of passages of this corpus"
