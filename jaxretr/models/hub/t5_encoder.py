@@ -22,7 +22,9 @@ class T5Family(Architecture):
         return shape
 
     def content(self, shape: T5EncoderConfig, identity: Mapping[str, Any]) -> dict[str, Any]:
-        return super().content(shape, {**identity, "is_encoder_decoder": False, "use_cache": False})
+        content = super().content(shape, {**identity, "is_encoder_decoder": False, "use_cache": False})
+        content["dropout_rate"] = content.pop("dropout_rate")  # The last, as earlier versions wrote it.
+        return content
 
     def check(self, shape: T5EncoderConfig, where: str, *, bag_of_words: bool = False) -> None:
         check_t5(shape, where)
