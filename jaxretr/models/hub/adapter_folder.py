@@ -98,7 +98,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
                 zip((f"{target}'s inputs", f"{target}'s outputs"), backbone.dense_sizes()[target], strict=True)
             )
     tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
-    shapes = dict.fromkeys(sides, abstract_adapter(shape, backbone))
+    shapes: Params = {side: abstract_adapter(shape, backbone) for side in sides}
     return read_tree(tensors, shapes, f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:")
 
 
