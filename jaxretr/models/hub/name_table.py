@@ -56,13 +56,15 @@ _ENDINGS = {"kernel": "weight", "scale": "weight", "table": "weight", "bias": "b
 
 
 def rows_of(params: Params, modules: Mapping[str, str]) -> list[Row]:
-    """Return a table with a row for each parameter.
+    """Return a table with a row for each parameter, in the order of `modules`: errors name the first that is wrong.
 
     Args:
       params: our parameters, or their shapes, a nested dict.
       modules: path of our module, such as "layers/query" -> name of theirs, such as "encoder.layer.{}.attention.query".
     """
+    order = {ours: number for number, ours in enumerate(modules)}
     parts = [path.rsplit("/", 1) for path in flatten_dict(params, sep="/")]
+    parts.sort(key=lambda part: (order[part[0]], part[1] == "bias"))
     return [Row(f"{ours}/{leaf}", f"{modules[ours]}.{_ENDINGS[leaf]}", leaf == "kernel") for ours, leaf in parts]
 
 
