@@ -20,8 +20,8 @@ import jax
 from jaxretr.assets import ENCODER_SMALL, SCORER_SMALL
 from jaxretr.config import MlmConfig, Optimizer, Train
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.bert_params import export_bert
 from jaxretr.models.hub.dual_encoder_folder import use_note
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.question_scorer import QuestionScorer
@@ -56,7 +56,7 @@ def main() -> None:
         run = RunFiles.read(args.encoder)
         encoder = DualEncoder.from_pretrained(str(run.model))
         params = with_head(run, args.head_steps)
-        tensors = export_bert(encoder.config.backbone, params["bert"], mlm_head=params["head"])
+        tensors = export_encoder(encoder.config.backbone, params["bert"], mlm_head=params["head"])
         write_folder(args.out / ENCODER_SMALL.name, *tensors, encoder.tokenizer, dtype="float16")
         # Without the lengths of its training: it reads longer passages better whole than cut.
         unlimited = {"max_question_length": None, "max_passage_length": None}

@@ -14,7 +14,7 @@ from peers import torch
 from jaxretr.models.backbones.backbone import make_backbone
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.layers import define
-from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.hub.architecture import EncoderCheckpoint
 from jaxretr.models.hub.encoder_params import read_checkpoint
 
 SEED = 11

@@ -24,7 +24,7 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.t5 import T5Model
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.training.loop import train
@@ -49,7 +49,7 @@ def write_models(folder: Path) -> None:
     bert = dataclasses.replace(tiny.BERT, num_hidden_layers=1)
     t5 = dataclasses.replace(tiny.T5, num_layers=1, num_decoder_layers=1)
     for name, kind, exported in (
-        ("encoder", "bert", export_bert(bert, drawn(lambda rngs: BertEncoder(bert, rngs=rngs), 1, 0.3))),
+        ("encoder", "bert", export_encoder(bert, drawn(lambda rngs: BertEncoder(bert, rngs=rngs), 1, 0.3))),
         ("scorer", "t5", export_t5(t5, drawn(lambda rngs: T5Model(t5, rngs=rngs), 2, 0.15))),
     ):
         tiny.write_tokenizer(kind, texts, folder / f"{name}_tokenizer")

@@ -39,7 +39,7 @@ from jaxretr.models.backbones.layers import Params, initialise
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.pair_scorer import CrossEncoder
@@ -107,7 +107,7 @@ def write_models(folder: Path, noise: float = 0.1, *, bert: BertConfig = BERT, t
     for kind, name in (("bert", "encoder"), ("t5", "scorer")):
         write_tokenizer(kind, texts, folder / f"{name}_tokenizer")
     encoder = lively(initialise(lambda rngs: BertEncoder(bert, rngs=rngs), 0), 1, noise)
-    write_folder(folder / "encoder", *export_bert(bert, encoder), load_tokenizer(folder / "encoder_tokenizer"))
+    write_folder(folder / "encoder", *export_encoder(bert, encoder), load_tokenizer(folder / "encoder_tokenizer"))
     scorer = lively(initialise(lambda rngs: T5Model(t5, rngs=rngs), 0), 2)
     write_folder(folder / "scorer", *export_t5(t5, scorer), load_tokenizer(folder / "scorer_tokenizer"))
 

@@ -4,14 +4,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxretr.config import KINDS, Pooling
+from jaxretr.config import KINDS
 from jaxretr.embeddings.golden import passage_as_text, question_as_text
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.encoder_params import display_name, loading_class, names_of
-from jaxretr.models.hub.export_note import ExportNote
+from jaxretr.models.hub.encoder_params import names_of
+from jaxretr.models.hub.export_note import LIBRARIES, ExportNote
+from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.training.metrics_log import read_metrics
@@ -79,11 +80,11 @@ def write(
     import jinja2
 
     values: dict[str, Any] = {
-        "library": "jaxretr" if note is None else _LIBRARIES[note.layout],
+        "library": "jaxretr" if note is None else LIBRARIES[note.layout],
         "config": encoder.config,
         "combined": isinstance(encoder, CombinedEncoder),
-        "display_name": display_name,
-        "poolings": _POOLED,
+        "display_name": lambda backbone: names_of(backbone).display_name,
+        "poolings": POOLINGS,
         "version": __version__,
         "example": _EXAMPLE,
     }
@@ -96,8 +97,8 @@ def write(
             "prompts": {name: prompt for name, prompt in prompts.items() if prompt not in applied},
             "question": question_as_text(encoder, _EXAMPLE["question"]),
             "passage": passage_as_text(encoder, _EXAMPLE["title"], _EXAMPLE["text"]),
-            "question_class": "DPRQuestionEncoder" if dpr else loading_class(config.backbone),
-            "passage_class": "DPRContextEncoder" if dpr else loading_class(config.backbone),
+            "question_class": "DPRQuestionEncoder" if dpr else names_of(config.backbone).loaded_by,
+            "passage_class": "DPRContextEncoder" if dpr else names_of(config.backbone).loaded_by,
             "without_pooler": not dpr and names_of(config.backbone).pooler,
         }
     if run:
@@ -111,40 +112,6 @@ def write(
         file.write(
             template.render(values, name=name, encoder=encoder, note=note, source=source, run=run, license=license)
         )
-
-
-class _Pooled(NamedTuple):
-    """A pooling in words, and in torch."""
-
-    what: str
-    code: str
-
-
-_MASK = 'mask = inputs["attention_mask"].unsqueeze(-1)\n'
-_POOLED: Mapping[Pooling, _Pooled] = {
-    "cls": _Pooled("[CLS]", "vectors = outputs.last_hidden_state[:, 0]"),
-    "mean": _Pooled("mean of the tokens", f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)"),
-    "mean_sqrt_len_tokens": _Pooled(
-        "sum of the tokens over the square root of their number",
-        f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1).sqrt()",
-    ),
-    "weightedmean": _Pooled(
-        "mean of the tokens, weighted by their positions",
-        f"{_MASK}mask = mask * mask.cumsum(1)\nvectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)",
-    ),
-    "max": _Pooled(
-        "largest value of the tokens",
-        f"{_MASK}vectors = outputs.last_hidden_state.masked_fill(mask == 0, -1e9).max(1).values",
-    ),
-    "lasttoken": _Pooled(
-        "last token",
-        'last = inputs["attention_mask"].sum(1) - 1\n'
-        "vectors = outputs.last_hidden_state[torch.arange(len(last)), last]",
-    ),
-}
-
-
-_LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
 
 
 def read_run(model: str | Path) -> RunRecord | None:

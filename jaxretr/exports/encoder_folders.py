@@ -18,10 +18,10 @@ from jaxretr.embeddings.golden import Vectors
 from jaxretr.exports.huggingface import tokenizer_for
 from jaxretr.exports.verify_model import TOLERANCE, compare
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
+from jaxretr.models.combined_encoder import CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side, tower
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write
@@ -60,118 +60,132 @@ class Tower:
         return getattr(self.encoder.config, f"max_{self.side}_length")
 
 
-def export(
-    encoder: DualEncoder | CombinedEncoder,
-    out: str | Path,
-    kind: str,
-    *,
-    side: Literal["question", "passage", "both"],
-    source: str,
-    write: Callable[[Path, Tower], None],
-    verify: Callable[[Path], str],
-    readme: Callable[[str, dict[str, Any]], str],
-) -> str:
-    """Write the folder of an encoder, which appears when it is complete and verified.
+@dataclass(frozen=True)
+class Program:
+    """A format of programs that embed texts.
 
-    Args:
-      encoder: the model to export.
-      out: a new or empty folder.
-      kind: the kind of export.
-      side: the towers to export.
-      source: the model as the user named it.
+    Attributes:
+      kind: its name in manifest.json.
+      library: the library that runs such programs, for messages.
+      packages: packages that writing needs, of the extra "export".
+      prepare: a function that makes an encoder one that the format can hold.
       write: a function that writes the program of a tower into its folder.
-      verify: the kind's check of a folder.
-      readme: a function (name of the folder, facts) -> README.md.
-
-    Returns:
-      A summary of what was verified, for people.
-
-    Raises:
-      UserError: the parts of a combined model read passages in different ways, a tokenizer that other libraries read
-        differently, or a folder that cannot be written.
-    """
-    out = Path(out).expanduser()
-    sides: tuple[Side, ...] = ("question", "passage") if side == "both" else (side,)
-    questions, passages, texts_of_parts = golden.texts(encoder)
-    asked = [[golden.question_as_text(part, question) for question in questions] for part in parts_of(encoder)]
-    for name, of_parts, remedy in (("passage", texts_of_parts, "question"), ("question", asked, "passage")):
-        if name in sides and any(texts != of_parts[0] for texts in of_parts):
-            raise UserError(
-                f"the parts of this model write a {name} in different ways (title and text, or a prompt), so no single "
-                f"text suits them all; export the parts one by one, or with --side {remedy}"
-            )
-    towers = _towers(encoder, sides)
-    size = sum(_bytes(one.params) for one in towers)
-    most = max(_bytes(one.params) for one in towers)
-    memory.announce(f"{len(towers)} encoders as {kind}", 3 * most, disk=size, folder=out)
-    texts = {"question": asked[0], "passage": texts_of_parts[0]}
-    vectors = golden.compute(encoder, questions, passages)
-    with atomic_folder(out) as partial:
-        for one in towers:
-            (partial / one.folder).mkdir(parents=True)
-            _write_tokenizer(partial / one.folder, one)
-            write(partial / one.folder, one)
-        with atomic_write(partial / VECTORS, "wb") as file:
-            kept = [getattr(vectors, f"{name}s") for name in sides]
-            np.save(file, np.concatenate(kept), allow_pickle=False)
-        facts = {
-            "model": source,
-            "settings": golden.settings_of(encoder.config),
-            "how": encoder.config.how if isinstance(encoder, CombinedEncoder) else "single",
-            "towers": [{"folder": one.folder, "side": one.side, "weight": one.weight} for one in towers],
-            "texts": {name: texts[name] for name in sides},
-            "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
-            "example_question": golden.question_as_text(parts_of(encoder)[0], QUESTION),
-        }
-        return manifest.finish(partial, out, kind, facts, readme(out.absolute().name, facts), verify)
-
-
-def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]) -> str:
-    """Check hashes, and let the exported towers embed the golden texts.
-
-    Args:
-      folder: the export's folder.
-      library: the library that runs the towers, for the message.
       load: reads a tower's folder and gives (input_ids [B, L], attention_mask [B, L]) -> float32 [B, D].
-
-    Returns:
-      A summary of what agrees, for people.
-
-    Raises:
-      UserError: something differs; the message names it file by file.
+      readme: a function (name of the folder, facts) -> README.md.
     """
-    from tokenizers import Tokenizer
 
-    stated = manifest.read(folder)
-    manifest.refuse(folder, manifest.changed_files(folder, stated))
-    facts = stated.facts
-    # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
-    strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
-    manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
-    expected = np.load(folder / VECTORS, allow_pickle=False)
-    # `found`: the vectors of each side's texts, float32 [n, D], by the exported towers.
-    found = {}
-    for side, texts in facts["texts"].items():
-        vectors = []
-        for one in facts["towers"]:
-            if one["side"] != side:
-                continue
-            tokenizer = Tokenizer.from_file(str(folder / one["folder"] / TOKENIZER))
-            rows = tokenizer.encode_batch(texts)
-            ids, masks = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
-            vectors.append(np.float32(one["weight"]) * load(folder / one["folder"])(ids, masks))
-        found[side] = np.concatenate(vectors, axis=1) if facts["how"] != "sum" else np.sum(vectors, axis=0)
-    count = len(facts["texts"].get("question", ()))
-    nothing = expected[:0]
-    problem, difference = compare(
-        Vectors(found.get("question", nothing), found.get("passage", nothing)),
-        Vectors(expected[:count], expected[count:]),
-    )
-    manifest.refuse(folder, [f"computed by {library}, {problem}"] if problem else [])
-    return (
-        f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {library}, agree to "
-        f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
-    )
+    kind: str
+    library: str
+    packages: tuple[str, ...]
+    prepare: Callable[[DualEncoder], DualEncoder]
+    write: Callable[[Path, Tower], None]
+    load: Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]
+    readme: Callable[[str, dict[str, Any]], str]
+
+    def export(
+        self,
+        encoder: DualEncoder | CombinedEncoder,
+        out: str | Path,
+        *,
+        side: Literal["question", "passage", "both"] = "question",
+        source: str = "a model",
+    ) -> str:
+        """Write program and tokenizer of each tower, which appear when they are complete and verified.
+
+        Args:
+          encoder: the model to export; LoRA's products become part of the kernels.
+          out: a new or empty folder.
+          side: the towers to export.
+          source: the model as the user named it.
+
+        Returns:
+          A summary of what was verified, for people.
+
+        Raises:
+          UserError: a package is not installed; a parallel adapter, for which ONNX has no place; the parts of a combined
+            model read passages in different ways; a tokenizer that other libraries read differently; or a folder that
+            cannot be written.
+        """
+        for package in self.packages:
+            import_extra(package, "export")
+        encoder = mapped(encoder, self.prepare)
+        out = Path(out).expanduser()
+        sides: tuple[Side, ...] = ("question", "passage") if side == "both" else (side,)
+        questions, passages, texts_of_parts = golden.texts(encoder)
+        asked = [[golden.question_as_text(part, question) for question in questions] for part in parts_of(encoder)]
+        for name, of_parts, remedy in (("passage", texts_of_parts, "question"), ("question", asked, "passage")):
+            if name in sides and any(texts != of_parts[0] for texts in of_parts):
+                raise UserError(
+                    f"the parts of this model write a {name} in different ways (title and text, or a prompt), so no single "
+                    f"text suits them all; export the parts one by one, or with --side {remedy}"
+                )
+        towers = _towers(encoder, sides)
+        size = sum(_bytes(one.params) for one in towers)
+        most = max(_bytes(one.params) for one in towers)
+        memory.announce(f"{len(towers)} encoders as {self.kind}", 3 * most, disk=size, folder=out)
+        texts = {"question": asked[0], "passage": texts_of_parts[0]}
+        vectors = golden.compute(encoder, questions, passages)
+        with atomic_folder(out) as partial:
+            for one in towers:
+                (partial / one.folder).mkdir(parents=True)
+                _write_tokenizer(partial / one.folder, one)
+                self.write(partial / one.folder, one)
+            with atomic_write(partial / VECTORS, "wb") as file:
+                kept = [getattr(vectors, f"{name}s") for name in sides]
+                np.save(file, np.concatenate(kept), allow_pickle=False)
+            facts = {
+                "model": source,
+                "settings": golden.settings_of(encoder.config),
+                "how": encoder.config.how if isinstance(encoder, CombinedEncoder) else "single",
+                "towers": [{"folder": one.folder, "side": one.side, "weight": one.weight} for one in towers],
+                "texts": {name: texts[name] for name in sides},
+                "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
+                "example_question": golden.question_as_text(parts_of(encoder)[0], QUESTION),
+            }
+            text = self.readme(out.absolute().name, facts)
+            return manifest.finish(partial, out, self.kind, facts, text, self.verify)
+
+    def verify(self, folder: Path) -> str:
+        """Check hashes, and let the exported towers embed the golden texts.
+
+        Returns:
+          A summary of what agrees, for people.
+
+        Raises:
+          UserError: something differs; the message names it file by file.
+        """
+        from tokenizers import Tokenizer
+
+        stated = manifest.read(folder)
+        manifest.refuse(folder, manifest.changed_files(folder, stated))
+        facts = stated.facts
+        # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
+        strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
+        manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
+        expected = np.load(folder / VECTORS, allow_pickle=False)
+        # `found`: the vectors of each side's texts, float32 [n, D], by the exported towers.
+        found = {}
+        for side, texts in facts["texts"].items():
+            vectors = []
+            for one in facts["towers"]:
+                if one["side"] != side:
+                    continue
+                tokenizer = Tokenizer.from_file(str(folder / one["folder"] / TOKENIZER))
+                rows = tokenizer.encode_batch(texts)
+                ids, masks = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
+                vectors.append(np.float32(one["weight"]) * self.load(folder / one["folder"])(ids, masks))
+            found[side] = np.concatenate(vectors, axis=1) if facts["how"] != "sum" else np.sum(vectors, axis=0)
+        count = len(facts["texts"].get("question", ()))
+        nothing = expected[:0]
+        problem, difference = compare(
+            Vectors(found.get("question", nothing), found.get("passage", nothing)),
+            Vectors(expected[:count], expected[count:]),
+        )
+        manifest.refuse(folder, [f"computed by {self.library}, {problem}"] if problem else [])
+        return (
+            f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {self.library}, agree to "
+            f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
+        )
 
 
 def example(facts: dict[str, Any], name: str) -> str:

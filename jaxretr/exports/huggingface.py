@@ -11,7 +11,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.hub.dual_encoder_folder import use_note
-from jaxretr.models.hub.encoder_params import display_name, export_encoder
+from jaxretr.models.hub.encoder_params import export_encoder, names_of
 from jaxretr.models.hub.export_note import ExportNote
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.runtime.errors import UserError
@@ -44,7 +44,7 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
         raise UserError(
             f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"
         )
-    if layout == "dpr" and (kind := display_name(config.backbone)) != "BERT":
+    if layout == "dpr" and (kind := names_of(config.backbone).display_name) != "BERT":
         remedy = "--to sentence-transformers" if config.projection_size else "--layout bert"
         raise UserError(f"DPR's encoders are BERT, but this model is {kind}; use {remedy}")
     return layout

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from jaxretr.exports import encoder_folders, onnx_graph
 from jaxretr.exports.encoder_folders import Tower
 from jaxretr.exports.onnx_nodes import IDS, MASK
-from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel.mesh import to_host
@@ -23,40 +22,6 @@ WEIGHTS = "model.onnx.data"
 
 # A protobuf message has at most 2 GiB; above this the weights go into a file of their own.
 _INSIDE = 3 << 29
-
-
-def export(
-    encoder: DualEncoder | CombinedEncoder,
-    out: str | Path,
-    *,
-    side: Literal["question", "passage", "both"] = "question",
-    source: str = "a model",
-) -> str:
-    """Write model.onnx and tokenizer.json of each tower, which appear when they are complete and verified.
-
-    Args:
-      encoder: the model; LoRA's products become part of the kernels.
-      out: a new or empty folder.
-      side: the towers to export.
-      source: the model as the user named it.
-
-    Returns:
-      A summary of what was verified, for people.
-
-    Raises:
-      UserError: onnx or onnxruntime is not installed, a parallel adapter, or an error of `encoder_folders.export`.
-    """
-    import_extra("onnx", "export")
-    import_extra("onnxruntime", "export")
-    encoder = mapped(encoder, DualEncoder.as_plain)
-    return encoder_folders.export(
-        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
-    )
-
-
-def verify(folder: Path) -> str:
-    """Let onnxruntime compute the golden vectors; see `encoder_folders.check`."""
-    return encoder_folders.check(folder, "onnxruntime", _load)
 
 
 def _write(folder: Path, one: Tower) -> None:
@@ -144,3 +109,9 @@ TextEmbedding.add_custom_model(
 model = TextEmbedding({json.dumps(name)}, specific_model_path={json.dumps(f"{name}/{one['folder']}")})
 print(next(model.embed([{json.dumps(text, ensure_ascii=False)}])).shape)
 ```"""
+
+
+FORMAT = encoder_folders.Program(
+    KIND, "onnxruntime", ("onnx", "onnxruntime"), DualEncoder.as_plain, _write, _load, _readme
+)
+export, verify = FORMAT.export, FORMAT.verify

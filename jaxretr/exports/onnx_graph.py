@@ -1,21 +1,29 @@
 """An encoder as an ONNX graph, built from our parameters: nothing is traced, so the graph is exactly what is written here."""
 
+from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
 import numpy as np
 
 from jaxretr.exports import onnx_bert, onnx_rotary, onnx_t5
 from jaxretr.exports.onnx_nodes import EMBEDDING, IDS, MASK, Graph
-from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.embed import DualEncoderConfig, dense_params
 from jaxretr.runtime.errors import import_extra
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
 OPSET = 17
 _IR_VERSION = 8
+# What adds the nodes of an encoder, by the class of its shape.
+_STATES: dict[type[Backbone], Callable[..., str]] = {
+    BertConfig: onnx_bert.states,
+    RotaryConfig: onnx_rotary.states,
+    T5EncoderConfig: onnx_t5.states,
+}
 
 
 def build(config: DualEncoderConfig, params: Params) -> Any:
@@ -36,12 +44,7 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     import_extra("onnx.numpy_helper", "export")
     graph, backbone, weights = Graph(onnx), config.backbone, params[BACKBONE]
     mask = graph.add("Cast", MASK, to=graph.FLOAT)
-    if isinstance(backbone, BertConfig):
-        x = onnx_bert.states(graph, backbone, weights, mask)
-    elif isinstance(backbone, RotaryConfig):
-        x = onnx_rotary.states(graph, backbone, weights, mask)
-    else:
-        x = onnx_t5.states(graph, backbone, weights, mask)
+    x = _STATES[type(backbone)](graph, backbone, weights, mask)
     _embedding(graph, config, params, x, mask)
     info, types = onnx.helper.make_tensor_value_info, onnx.TensorProto
     inputs = [info(name, types.INT64, ["batch", "length"]) for name in (IDS, MASK)]

@@ -2,19 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import numpy as np
 
-from jaxretr.config import Pooling
 from jaxretr.embeddings.golden import Golden, Vectors
-from jaxretr.models.hub.encoder_params import encoder_shape_of, loading_class, names_of
-from jaxretr.models.hub.export_note import FORMAT, NOTE, ExportNote, read_note
+from jaxretr.models.hub.encoder_params import names_of, shape_of
+from jaxretr.models.hub.export_note import FORMAT, LIBRARIES, NOTE, ExportNote, read_note
 from jaxretr.models.hub.hf_files import read_json
+from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.models.hub.sentence_transformers import MODULES
 from jaxretr.runtime.errors import UsageError, import_extra
-
-_LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
 
 
 def vectors(folder: Path, library: Literal["sentence-transformers", "transformers"], golden: Golden) -> Vectors:
@@ -31,7 +29,7 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
     """
     content = read_json(folder, NOTE)
     note = read_note(content, str(folder / NOTE)) if content.get("format") == FORMAT else None
-    written_for = "jaxretr" if note is None else _LIBRARIES[note.layout]
+    written_for = "jaxretr" if note is None else LIBRARIES[note.layout]
     if note is None or written_for != library:
         raise UsageError(f"{folder}: was exported for {written_for}, so {library} cannot read it; leave --with out")
     question, passage = note.folders(folder)
@@ -82,36 +80,19 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
     if note.layout == "dpr":
         model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)
     else:
-        shape, _ = encoder_shape_of(read_json(folder, "config.json"), str(folder))
-        no_pooler = {"add_pooling_layer": False} if names_of(shape).pooler else {}
-        model = getattr(transformers, loading_class(shape)).from_pretrained(folder, local_files_only=True, **no_pooler)
+        record = names_of(shape_of(read_json(folder, "config.json"), str(folder)))
+        no_pooler = {"add_pooling_layer": False} if record.pooler else {}
+        model = getattr(transformers, record.loaded_by).from_pretrained(folder, local_files_only=True, **no_pooler)
     model.eval()
     with torch.inference_mode():
         outputs = model(**inputs)
         if note.layout == "dpr":
             pooled = outputs.pooler_output
         else:
-            pooled = _pool(outputs.last_hidden_state, inputs["attention_mask"], note.pooling or "cls")
+            found = {"torch": torch, "inputs": inputs, "outputs": outputs}
+            exec(POOLINGS[note.pooling or "cls"].torch, found)
+            pooled = found["vectors"]
         pooled = pooled[:, : note.truncate_dim]
         if note.normalise:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)
     return pooled.numpy()
-
-
-def _pool(states: Any, mask: Any, pooling: Pooling) -> Any:
-    """Pool as `jaxretr.models.embed.pool` does, in torch: states [B, L, D] that are padded on the right."""
-    if pooling == "cls":
-        return states[:, 0]
-    number, of_tokens = mask.cumsum(dim=1), mask.unsqueeze(-1)
-    if pooling == "max":
-        return states.masked_fill(of_tokens == 0, -1e9).max(dim=1).values
-    if pooling == "lasttoken":
-        return (states * ((number == mask.sum(dim=1, keepdim=True)) * mask).unsqueeze(-1)).sum(dim=1)
-    if pooling == "mean":
-        return (states * of_tokens).sum(dim=1) / of_tokens.sum(dim=1)
-    if pooling == "mean_sqrt_len_tokens":
-        return (states * of_tokens).sum(dim=1) / of_tokens.sum(dim=1).sqrt()
-    if pooling == "weightedmean":
-        weights = (number * mask).unsqueeze(-1)
-        return (states * weights).sum(dim=1) / weights.sum(dim=1)
-    assert_never(pooling)

@@ -19,12 +19,12 @@ from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.hub.export_note import ExportNote
 from jaxretr.models.hub.hf_files import write_safetensors
 from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.models.hub.sentence_transformers import (
     ACTIVATIONS,
     LIMITS,
     MODULES,
     PASSAGE,
-    POOLING_MODES,
     QUERY,
     SETTINGS,
     Activation,
@@ -111,7 +111,7 @@ def _write_tower(
         folder / "1_Pooling/config.json",
         {
             "word_embedding_dimension": config.backbone.hidden_size,
-            **{key: mode == config.pooling for key, mode in POOLING_MODES.items()},
+            **{names.key: mode == config.pooling for mode, names in POOLINGS.items()},
             "include_prompt": True,
         },
     )

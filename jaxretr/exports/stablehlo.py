@@ -6,7 +6,7 @@ fold them for minutes, and each process would compile them in; as a file they ar
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from jaxretr.exports.encoder_folders import Tower
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import embed
 from jaxretr.models.hub.hf_files import write_safetensors
@@ -30,41 +29,6 @@ KIND = "stablehlo"
 PROGRAM = "encoder.stablehlo"
 PARAMETERS = "parameters.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-def export(
-    encoder: DualEncoder | CombinedEncoder,
-    out: str | Path,
-    *,
-    side: Literal["question", "passage", "both"] = "question",
-    source: str = "a model",
-) -> str:
-    """Write program, parameters and tokenizer of each tower, which appear when they are complete and verified.
-
-    Args:
-      encoder: the model, adapters included; LoRA's products become part of the kernels.
-      out: a new or empty folder.
-      side: the towers to export.
-      source: the model as the user named it.
-
-    Returns:
-      A summary of what was verified, for people.
-
-    Raises:
-      UserError: flatbuffers is not installed, or an error of `encoder_folders.export`.
-    """
-    # jax.export writes and reads its files with it.
-    import_extra("flatbuffers", "export")
-    encoder = mapped(encoder, DualEncoder.merge_lora)
-    return encoder_folders.export(
-        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
-    )
-
-
-def verify(folder: Path) -> str:
-    """Let the exported programs compute the golden vectors; see `encoder_folders.check`."""
-    import_extra("flatbuffers", "export")
-    return encoder_folders.check(folder, "StableHLO", _load)
 
 
 def _write(folder: Path, one: Tower) -> None:
@@ -109,6 +73,7 @@ def _nested(flat: dict[str, Any]) -> Params:
 def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     from safetensors.numpy import load_file
 
+    import_extra("flatbuffers", "export")  # jax.export reads its files with it, and writes them.
     try:
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
         params = load_file(folder / PARAMETERS)
@@ -156,3 +121,7 @@ def encode(towers, texts):
         f"Exported by jax {jax.__version__}, which promises to read such files for six months of later releases.",
     ]
     return encoder_folders.readme(name, facts, "an encoder as StableHLO", code, notes)
+
+
+FORMAT = encoder_folders.Program(KIND, "StableHLO", ("flatbuffers",), DualEncoder.merge_lora, _write, _load, _readme)
+export, verify = FORMAT.export, FORMAT.verify

@@ -1,7 +1,7 @@
 """Any model that scores pairs, chosen by the content of its folder."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
@@ -19,35 +19,27 @@ from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 Scorer = QuestionScorer | CrossEncoder | CausalScorer
 
 
-def scorer_kind(path_or_name: str | Path) -> ScorerKind:
-    """Return the kind of scorer that a folder holds.
+def scorer_kind(path_or_name: str | Path) -> ScorerKind | None:
+    """Return the kind of scorer that a folder holds; None: an encoder, which gives vectors and no score.
 
     A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for
     the roles query and document, or by sentence-transformers' module LogitScore.
     """
-    folder = model_folder(resolve(path_or_name))
-    content = read_json(folder, "config.json")
+    folder, content, stated = _stated(path_or_name)
     if is_cross_encoder(content, str(folder)):
         return "cross_encoder"
-    if not is_causal_lm(content, str(folder)):
-        return "t5"
-    answers = any(folder.glob("*_LogitScore")) or has_pair_template(load_tokenizer(folder))
-    return "cross_encoder" if answers else "causal_lm"
+    if is_causal_lm(content, str(folder)):
+        answers = any(folder.glob("*_LogitScore")) or has_pair_template(load_tokenizer(folder))
+        return "cross_encoder" if answers else "causal_lm"
+    return "t5" if "t5" in stated.lower() else None
 
 
-def _check_scores_pairs(path_or_name: str | Path) -> None:
-    """Refuse encoders, which give vectors and no score."""
+def _stated(path_or_name: str | Path) -> tuple[Path, dict[str, Any], str]:
+    """Return a model's folder, its config.json, and the architecture or type of model that it states."""
     folder = model_folder(resolve(path_or_name))
     ours = (folder / NOTE).exists() and not (folder / "config.json").exists()
     content = {"architectures": ["a dual encoder of jaxretr"]} if ours else read_json(folder, "config.json")
-    found = stated_architecture(content, str(folder)) or f"model_type {content.get('model_type')!r}"
-    if is_cross_encoder(content, str(folder)) or is_causal_lm(content, str(folder)) or "t5" in found.lower():
-        return
-    raise UserError(
-        f"{folder}: is {found}, which gives no score of a question and a passage; supported are encoders with a "
-        "classification head (...ForSequenceClassification), causal language models (...ForCausalLM) and T5 "
-        "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
-    )
+    return folder, content, stated_architecture(content, str(folder)) or f"model_type {content.get('model_type')!r}"
 
 
 def load_scorer(
@@ -80,8 +72,15 @@ def load_scorer(
             f"no kind '{kind}'{did_you_mean(kind, get_args(ScorerKind)) or ''}; give one of {', '.join(get_args(ScorerKind))}"
         )
     if kind == "auto":
-        _check_scores_pairs(path_or_name)
-        kind = scorer_kind(path_or_name)
+        found = scorer_kind(path_or_name)
+        if found is None:
+            folder, _, stated = _stated(path_or_name)
+            raise UserError(
+                f"{folder}: is {stated}, which gives no score of a question and a passage; supported are encoders with "
+                "a classification head (...ForSequenceClassification), causal language models (...ForCausalLM) and T5 "
+                "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
+            )
+        kind = found
     lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
     if kind == "cross_encoder":
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)

@@ -17,7 +17,7 @@ from jaxretr.config import EncodeDtype, Pooling
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side
 from jaxretr.models.hub import combined_folder
-from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.dual_encoder_folder import check_finished, model_folder
 from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.text_encoder import Advance, TextEncoder
@@ -146,7 +146,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         try:
             encoder = cls(parts, found.weights, found.how, names=found.names)  # pyright: ignore[reportArgumentType]
         except UserError as error:
-            raise UserError(f"{combined_folder.model_folder(resolve(path_or_name)) / NOTE}: {error}") from None
+            raise UserError(f"{model_folder(resolve(path_or_name)) / NOTE}: {error}") from None
         encoder.source = str(path_or_name)
         return encoder
 
@@ -245,7 +245,7 @@ def load_encoder(
         path: str | Path = path_or_name
     else:
         path = resolve(path_or_name)
-        if combined_folder.is_combined(combined_folder.model_folder(path)):
+        if combined_folder.is_combined(model_folder(path)):
             if truncate_dim is not None:
                 raise UserError(
                     f"{path_or_name}: a combined model is not cut, its parts are; combine them again with "

@@ -14,7 +14,6 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, k
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
-from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -89,7 +88,7 @@ class DualEncoderConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
-        if self.pooling == "cls" and isinstance(self.backbone, RotaryConfig) and self.backbone.causal:
+        if self.pooling == "cls" and self.backbone.causal:
             raise UserError(
                 "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
             )

@@ -294,7 +294,7 @@ class CausalScorer(PairScorer):
         Raises:
           UserError: no such folder, no decoder, or a file that is missing or broken.
         """
-        folder = resolve(path_or_name)
+        folder = model_folder(resolve(path_or_name))
         config, params = cross_encoder_folder.read_causal_lm(folder, max_question_length)
         tokenizer = load_tokenizer(folder)
         texts = pair_texts.of_likelihood(tokenizer, max_length)

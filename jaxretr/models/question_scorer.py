@@ -16,6 +16,7 @@ from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.hub import t5_params
+from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.hub.name_table import Place
 from jaxretr.models.pair_scorer import scorer_digest
@@ -94,7 +95,7 @@ class QuestionScorer:
         Raises:
           UserError: no such model, or not a T5.
         """
-        folder = resolve(path_or_name)
+        folder = model_folder(resolve(path_or_name))
         config, params = t5_params.read(folder, np.dtype(dtype), place)
         tokenizer = load_tokenizer(folder)
         if vocabulary_size(tokenizer) > config.vocab_size:

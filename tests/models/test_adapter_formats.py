@@ -166,7 +166,7 @@ def test_peft_loads_what_we_write_and_we_read_it_again(peft: Any, targets: tuple
     again, back = read_peft(folder, BERT)
     assert again == shape
     jax.tree.map(np.testing.assert_array_equal, back, params)
-    ours = _ours(BERT, encoder_params.read(tmp_path / "base")[1], (shape, params))
+    ours = _ours(BERT, encoder_params.read_checkpoint(tmp_path / "base").params, (shape, params))
     loaded = peft.PeftModel.from_pretrained(model, folder).eval()
     adapted = {name.split(".lora_A")[0] for name, _ in loaded.named_parameters() if "lora_A" in name}
     assert len(adapted) == 2 * len(targets)
@@ -334,7 +334,8 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_adapters_of_adapter_transformers_give_its_outputs(name: str) -> None:
     assert kind_of(THEIRS / name) == "adapter-transformers"
-    bert, params = encoder_params.read(THEIRS / "backbone")
+    checkpoint = encoder_params.read_checkpoint(THEIRS / "backbone")
+    bert, params = checkpoint.config, checkpoint.params
     shape, modules = read_adapter_transformers(THEIRS / name, bert)
     assert shape == EXPECTED[name]
     with np.load(THEIRS / "outputs.npz") as outputs:
@@ -353,7 +354,7 @@ def test_settings_of_older_versions_mean_query_and_value(tmp_path: Path) -> None
             content["config"]["configs"][0].pop(key) for key in ("attn_matrices", "composition_mode", "use_gating")
         ],
     )
-    bert, _ = encoder_params.read(THEIRS / "backbone")
+    bert = encoder_params.read_checkpoint(THEIRS / "backbone").config
     old, new = (read_adapter_transformers(path, bert) for path in (folder, THEIRS / "union"))
     assert old[0] == new[0]
     jax.tree.map(np.testing.assert_array_equal, old[1], new[1])
@@ -366,7 +367,7 @@ def test_the_names_of_the_adapter_and_of_the_model_class_do_not_matter(tmp_path:
     state = torch.load(folder / "pytorch_adapter.bin", weights_only=True)
     renamed = {name.replace("bert.", "").replace(".union.", ".ms{}marco."): value for name, value in state.items()}
     torch.save(renamed, folder / "pytorch_adapter.bin")
-    bert, _ = encoder_params.read(THEIRS / "backbone")
+    bert = encoder_params.read_checkpoint(THEIRS / "backbone").config
     one, other = (read_adapter_transformers(path, bert)[1] for path in (folder, THEIRS / "union"))
     assert len(flatten_dict(one)) == 8
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -412,7 +413,7 @@ def test_refuses_settings_of_adapter_transformers(
 ) -> None:
     folder = shutil.copytree(THEIRS / "union", tmp_path / "broken")
     _edit(folder, lambda content: (content if part is None else content["config"]["configs"][part]).update(settings))
-    bert, _ = encoder_params.read(THEIRS / "backbone")
+    bert = encoder_params.read_checkpoint(THEIRS / "backbone").config
     with pytest.raises(UserError) as error:
         read_adapter_transformers(folder, bert)
     _one_line(error, str(folder), message, "; ")
@@ -421,7 +422,7 @@ def test_refuses_settings_of_adapter_transformers(
 def test_refuses_two_of_a_kind_and_missing_weights(tmp_path: Path) -> None:
     folder = shutil.copytree(THEIRS / "union", tmp_path / "twice")
     _edit(folder, lambda content: content["config"]["configs"].append(content["config"]["configs"][PARALLEL]))
-    bert, _ = encoder_params.read(THEIRS / "backbone")
+    bert = encoder_params.read_checkpoint(THEIRS / "backbone").config
     with pytest.raises(UserError, match="two adapters of one kind"):
         read_adapter_transformers(folder, bert)
     folder = shutil.copytree(THEIRS / "union", tmp_path / "empty")

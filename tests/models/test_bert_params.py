@@ -14,9 +14,9 @@ import pytest
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import define
-from jaxretr.models.hub.bert_params import export_bert, read_dpr_cp
-from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.hub.encoder_params import import_checkpoint, read, read_checkpoint
+from jaxretr.models.hub.architecture import EncoderCheckpoint
+from jaxretr.models.hub.dpr import read_dpr_cp
+from jaxretr.models.hub.encoder_params import export_encoder, import_checkpoint, read_checkpoint
 from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.runtime.errors import UserError
 
@@ -65,7 +65,7 @@ def _same(checkpoint: EncoderCheckpoint) -> None:
 def test_old_names_and_unneeded_tensors(tmp_path: Path, prefix: str) -> None:
     """bert-base-uncased has gamma and beta, a pooler, position ids, and the decoder under its own name."""
     head = MLM_HEAD if prefix == "bert." else None
-    config, tensors = export_bert(CONFIG, PARAMS, mlm_head=head, prefix=prefix)
+    config, tensors = export_encoder(CONFIG, PARAMS, mlm_head=head, prefix=prefix)
     if head is not None:
         tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
@@ -89,21 +89,19 @@ def test_old_names_and_unneeded_tensors(tmp_path: Path, prefix: str) -> None:
 
 
 def test_tower_swap_is_an_error(tmp_path: Path) -> None:
-    folder = _save(tmp_path, *export_bert(CONFIG, PARAMS, prefix="ctx_encoder.bert_model.", projection=PROJECTION))
+    folder = _save(tmp_path, *export_encoder(CONFIG, PARAMS, prefix="ctx_encoder.bert_model.", projection=PROJECTION))
     checkpoint = read_checkpoint(folder, expect="dpr-context")
     assert checkpoint.kind == "dpr-context" and checkpoint.projection is not None
     np.testing.assert_array_equal(checkpoint.projection["kernel"], PROJECTION["kernel"])
     with _raises(r"towers are swapped: this is the dpr-context encoder, where the dpr-question encoder is expected"):
         read_checkpoint(folder, expect="dpr-question")
-    with _raises("has a projection after the encoder"):
-        read(folder)
     config = read_json(folder, "config.json") | {"architectures": ["DPRQuestionEncoder"]}
     with _raises(r"says DPRQuestionEncoder, but the tensors are a dpr-context encoder's"):
         import_checkpoint(config, TensorFiles.open(folder))
 
 
 def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    config, tensors = export_bert(CONFIG, PARAMS)
+    config, tensors = export_encoder(CONFIG, PARAMS)
     return config | change, tensors
 
 
@@ -175,7 +173,7 @@ def _cp(path: Path, zipped: bool = True, **change: Any) -> dict[str, Any]:
     torch = pytest.importorskip("torch", reason="a .cp is written with PyTorch: pip install torch")
     model = {}
     for tower, sign in (("question_model.", 1.0), ("ctx_model.", -1.0)):
-        _, tensors = export_bert(CONFIG, PARAMS)
+        _, tensors = export_encoder(CONFIG, PARAMS)
         model |= {tower + name: torch.tensor(sign * tensor) for name, tensor in tensors.items()}
         model[tower + "embeddings.position_ids"] = torch.arange(5)[None]
         model[tower + "pooler.dense.weight"] = torch.zeros(8, 8)
@@ -271,7 +269,7 @@ def test_dpr_cp_errors(tmp_path: Path) -> None:
 def test_a_layer_number_of_a_tensor_s_name_is_bounded(tmp_path: Path) -> None:
     """A .cp file has no config.json: its number of layers is that of the names."""
     torch = pytest.importorskip("torch")
-    _, tensors = export_bert(CONFIG, PARAMS)
+    _, tensors = export_encoder(CONFIG, PARAMS)
     model = {
         f"{tower}.{name}": torch.from_numpy(array)
         for tower in ("question_model", "ctx_model")

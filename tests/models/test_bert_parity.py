@@ -19,10 +19,9 @@ from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.bert_config import COUNTED_FROM_PADDING, BertConfig
 from jaxretr.models.backbones.layers import define
 from jaxretr.models.embed import pool
-from jaxretr.models.hub.bert_names import names_of, skipped
-from jaxretr.models.hub.bert_params import export_bert
-from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.hub.encoder_params import import_checkpoint, read_checkpoint
+from jaxretr.models.hub.architecture import EncoderCheckpoint
+from jaxretr.models.hub.bert_family import skipped
+from jaxretr.models.hub.encoder_params import export_encoder, import_checkpoint, names_of, read_checkpoint
 from jaxretr.models.hub.hf_files import TensorFiles, write_safetensors
 
 SEED = 11
@@ -159,7 +158,7 @@ def test_every_gradient_equals_transformers(case: Case, batch: Any) -> None:
     (states * torch.tensor(weights)).sum().backward()
     expected = {name: parameter.grad for name, parameter in case.theirs.named_parameters()}
     _, gradients = _run(case.ours.config, case.ours.params, tokens, weights)
-    _, ours = export_bert(case.ours.config, gradients, prefix=case.prefix)
+    _, ours = export_encoder(case.ours.config, gradients, prefix=case.prefix)
     no_types = case.ours.kind in ("distilbert", "mpnet")
     assert len(ours) == 2 * 16 + 5 - no_types + (case.ours.kind == "mpnet")
     for name, gradient in ours.items():
@@ -212,7 +211,7 @@ def test_padding_does_not_reach_real_positions(case: Case, batch: Any) -> None:
 
 
 def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_path: Any, batch: Any) -> None:
-    config, tensors = export_bert(
+    config, tensors = export_encoder(
         case.ours.config, case.ours.params, prefix=case.prefix, projection=case.ours.projection
     )
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -269,7 +268,7 @@ def test_mlm_head_gives_the_logits_of_transformers(kind: str, tmp_path: Any, bat
     hidden = hidden * head["norm"]["scale"] + head["norm"]["bias"]
     logits = np.asarray(hidden @ ours.params["word_embedding"]["table"].T + head["bias"])
     np.testing.assert_allclose(logits[real], expected[real], atol=1e-5, rtol=1e-5)
-    config, tensors = export_bert(ours.config, ours.params, mlm_head=head)
+    config, tensors = export_encoder(ours.config, ours.params, mlm_head=head)
     assert config["architectures"] == [name]
     assert set(tensors) == theirs.state_dict().keys() - names_of(ours.config).decoder.keys()
     jax.tree.map(

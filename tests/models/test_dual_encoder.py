@@ -29,7 +29,7 @@ from jaxretr.models.backbones.adapter_layers import init_adapter
 from jaxretr.models.batches import Shapes, make_batches
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_files import write_safetensors
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.runtime.errors import UserError
@@ -384,7 +384,7 @@ def test_a_tokenizer_or_length_that_does_not_fit_is_refused(tokenizer: Any) -> N
 
 
 def hugging_face(folder: Path, tokenizer: Any, params: Any, prefix: str = "", config: Any = BERT) -> Path:
-    content, tensors = export_bert(config, params["bert"], prefix=prefix, projection=params.get("projection"))
+    content, tensors = export_encoder(config, params["bert"], prefix=prefix, projection=params.get("projection"))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(content))
     write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
@@ -437,7 +437,7 @@ def test_heads_for_other_tasks_are_left_out_aloud(
 ) -> None:
     weights = tower(encoder.params, "question")
     folder = hugging_face(tmp_path / "bert", tokenizer, weights)
-    content, tensors = export_bert(BERT, weights["bert"])
+    content, tensors = export_encoder(BERT, weights["bert"])
     (folder / "config.json").write_text(json.dumps(content | change))
     tensors |= {name: np.ones(shape, np.float32) for name, shape in extra.items()}
     write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
@@ -493,7 +493,7 @@ def test_an_original_dpr_checkpoint(tokenizer: Any, tmp_path: Path) -> None:
     saved = make(tokenizer, backbone=bert, max_question_length=64, max_passage_length=64)
     state = {}
     for side, prefix in (("question", "question_model."), ("passage", "ctx_model.")):
-        tensors = export_bert(bert, saved.params[side]["bert"])[1]
+        tensors = export_encoder(bert, saved.params[side]["bert"])[1]
         state |= {prefix + name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
     torch.save({"model_dict": state, "epoch": 3}, tmp_path / "dpr.cp")
     tokenizer.save_pretrained(tmp_path / "tokenizer")

@@ -25,8 +25,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
 from jaxretr.models.hub.adapter_formats import read_adapter_transformers, read_peft, write_peft
-from jaxretr.models.hub.encoder_params import read_checkpoint
-from jaxretr.models.hub.rotary_names import ROTARY_NAMES
+from jaxretr.models.hub.encoder_params import ARCHITECTURES, read_checkpoint
 from jaxretr.runtime.errors import UserError
 
 SEPARATE = ("query", "key", "value", "attention_out", "ffn_gate", "ffn_in", "ffn_out")
@@ -121,7 +120,7 @@ def test_lora_of_a_decoder_with_its_head(peft: Any, tmp_path: Path) -> None:
 def test_modules_that_hold_several_layers(tmp_path: Path) -> None:
     """The code of "new" models has one module for queries, keys and values, and one for both halves of the gate."""
     sizes = {name: size for name, size in SIZES.items() if name != "pad_token_id"}
-    backbone = replace(ROTARY_NAMES["new"].defaults, **sizes, num_key_value_heads=4, head_dim=4)
+    backbone = replace(ARCHITECTURES["new"].defaults, **sizes, num_key_value_heads=4, head_dim=4)
     folder = tmp_path / "lora"
 
     def drawn(*targets: str) -> tuple[AdapterShape, Params]:
@@ -159,6 +158,6 @@ def test_modules_that_hold_several_layers(tmp_path: Path) -> None:
 def test_adapters_of_bert_are_not_for_others(tmp_path: Path) -> None:
     theirs = Path(__file__).parents[1] / "data/adapter_transformers"
     folder = next(path.parent for path in sorted(theirs.rglob("adapter_config.json")))
-    backbone = ROTARY_NAMES["new"].defaults
+    backbone = ARCHITECTURES["new"].defaults
     with pytest.raises(UserError, match="the adapters are for BERT, not New"):
         read_adapter_transformers(folder, backbone)

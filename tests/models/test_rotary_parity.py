@@ -39,9 +39,14 @@ from jaxretr.models.backbones.masked_lm import MaskedLm
 from jaxretr.models.backbones.positions import rotary_frequencies
 from jaxretr.models.backbones.rotary_config import RotaryConfig, RotaryScaling
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.hub.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, read_checkpoint
+from jaxretr.models.hub.encoder_params import (
+    encoder_shape_of,
+    export_encoder,
+    import_checkpoint,
+    read_checkpoint,
+    shape_of,
+)
 from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
-from jaxretr.models.hub.rotary_params import rotary_shape
 from jaxretr.runtime.errors import UserError
 
 
@@ -140,7 +145,7 @@ def test_onnx_gives_our_vectors(case: Case) -> None:
 
 
 def _published(**settings: Any) -> RotaryConfig:
-    return rotary_shape(settings, "x")
+    return shape_of(settings, "x")
 
 
 def test_older_dialects_say_the_same_as_those_of_transformers_5() -> None:
@@ -198,7 +203,7 @@ def test_the_new_models_of_alibaba_are_those_of_gte(tmp_path: Path) -> None:
             states[real], by_transformers(theirs, tokens, real).numpy()[real], atol=1e-5, rtol=1e-5
         )
     config, tensors = export_encoder(ours.config, ours.params)
-    assert rotary_shape(config, "x") == ours.config and sorted(tensors) == TensorFiles.open(tmp_path).names
+    assert shape_of(config, "x") == ours.config and sorted(tensors) == TensorFiles.open(tmp_path).names
 
 
 @pytest.mark.parametrize("scaling", [None, RotaryScaling("linear", 4.0), RotaryScaling("llama3", 8.0, 1.0, 4.0, 64)])
@@ -226,7 +231,7 @@ def test_frequencies_are_those_of_transformers(scaling: RotaryScaling | None) ->
         ({"head_dim": 7}, "4 heads of 7 do not fit"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_hidden_layers": 4, "layer_types": None}, r"1?\d tensors? .*missing|tensors are missing: layers\.3"),
-        ({"hidden_act": "swish9"}, "the activation is 'swish9'; supported: gelu"),
+        ({"hidden_act": "swish9"}, "hidden_act 'swish9'; supported: gelu"),
         ({"hidden_size": "many"}, "'hidden_size' must be int, not 'many'"),
         ({"hidden_size": 32}, r"has shape \[37, 16\], but by config.json it must have \[37, 32\]"),
         (

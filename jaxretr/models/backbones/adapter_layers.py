@@ -90,12 +90,6 @@ def make_adapters(shape: AdapterShape, backbone: Backbone, *, dtype: Any, stacke
     return make_layers(make, backbone.num_hidden_layers, stacked=stacked, rngs=rngs)
 
 
-def layers_and_adapters(encoder: Any) -> Any:
-    """Return an encoder's layers, each with its adapters if there are any, as the tuples that `scan_layers` takes."""
-    parts = (encoder.layers, encoder.adapter) if hasattr(encoder, "adapter") else (encoder.layers,)
-    return list(zip(*parts, strict=True)) if isinstance(encoder.layers, nnx.List) else parts
-
-
 def adapted(dense: Dense, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
     """Return the result of the dense layer `name` with LoRA's addition; [..., in] -> [..., out] of the layer's type."""
     y = dense(x)

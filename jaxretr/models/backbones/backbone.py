@@ -11,10 +11,19 @@ from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.encoder import Encoder
 from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.rotary import RotaryEncoder
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.backbones.t5_encoder import T5Encoder
+from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+
+ENCODERS: dict[type[Backbone], type[Encoder]] = {
+    BertConfig: BertEncoder,
+    RotaryConfig: RotaryEncoder,
+    T5EncoderConfig: T5Encoder,
+}
+"""Encoders by the classes of their shapes."""
 
 
 def make_backbone(
@@ -24,14 +33,10 @@ def make_backbone(
     dtype: Any = jnp.float32,
     stacked: bool = True,
     rngs: nnx.Rngs,
-) -> BertEncoder | RotaryEncoder | T5Encoder:
+) -> Encoder:
     """Create the encoder of a shape; `stacked=False` keeps the layers apart, for programs without a backward pass."""
     settings: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "stacked": stacked, "rngs": rngs}
-    if isinstance(backbone, BertConfig):
-        return BertEncoder(backbone, **settings)
-    if isinstance(backbone, RotaryConfig):
-        return RotaryEncoder(backbone, **settings)
-    return T5Encoder(backbone, **settings)
+    return ENCODERS[type(backbone)](backbone, **settings)
 
 
 def token_states(
@@ -56,7 +61,7 @@ def token_states(
       dtype: type of the matmuls' operands.
       adapter: shape of the adapters that are computed.
       keys: one PRNG key per row [B], which switches dropout on.
-      options: `keep_matmuls`, `words` and `types`, as in `BertEncoder`.
+      options: `keep_matmuls`, `words` and `types`, as in `Encoder`.
 
     Returns:
       float32 [B, L, D].

@@ -6,18 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.config import AdapterShape
-from jaxretr.models.backbones.adapter_layers import (
-    LayerAdapter,
-    adapted,
-    beside_feed_forward,
-    layers_and_adapters,
-    make_adapters,
-)
+from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.bert_config import BertConfig
-from jaxretr.models.backbones.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
-from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
+from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
+from jaxretr.models.backbones.encoder import Encoder
 from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, attend, key_bias
 from jaxretr.models.backbones.positions import relative_bias
 
@@ -71,19 +64,12 @@ class BertLayer(nnx.Module):
         return adapted(getattr(self, name), name, x, adapter)
 
 
-class BertEncoder(nnx.Module):
-    """Encoder from token ids to contextual vectors, without a pooler: DPR and ART use the last layer's state itself."""
+class BertEncoder(Encoder):
+    """BERT and its kin."""
 
-    def __init__(
-        self,
-        config: BertConfig,
-        *,
-        adapter: AdapterShape | None = None,
-        dtype: Any = jnp.float32,
-        stacked: bool = True,
-        rngs: nnx.Rngs,
-    ):
-        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+    layer = BertLayer
+
+    def add_tables(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
@@ -92,65 +78,26 @@ class BertEncoder(nnx.Module):
         if config.relative_attention_num_buckets:
             buckets, heads = config.relative_attention_num_buckets, config.num_attention_heads
             self.relative_positions = Embedding(buckets, heads, std=std, rngs=rngs)
-        count = config.num_hidden_layers
-        # Without layers there is no branch of parameters either: checkpoints refuse empty arrays.
-        if count:
-            make = lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
-            self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
-        if count and adapter is not None:
-            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
         self.norm = LayerNorm(size, config.layer_norm_eps)
-        self.config = config
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        lengths: jax.Array,
-        keys: jax.Array | None = None,
-        *,
-        keep_matmuls: bool = False,
-        words: jax.Array | None = None,
-        types: jax.Array | None = None,
-    ) -> jax.Array:
-        """Encode a batch.
-
-        Args:
-          tokens: token ids, any integer type [B, L], padded on the right.
-          lengths: number of real tokens of each row, int32 [B].
-          keys: one PRNG key per row [B], which switches dropout on.
-          keep_matmuls: as in `scan_layers`.
-          words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
-          types: types of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the
-            second segment of a passage's title and text, as in DPR and ART.
-
-        Returns:
-          float32 [B, L, D].
-        """
-        length = tokens.shape[1]
-        # Sum of the embeddings of words, positions and types, float32 [B, L, D].
-        x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
+    def embedded(self, words: jax.Array, tokens: jax.Array, types: jax.Array | None) -> jax.Array:
         if self.config.positions_skip_padding:
             counted = tokens != self.config.pad_token_id
             place = jnp.maximum(jnp.cumsum(counted, axis=1) - 1, 0)
-            x = x + jnp.where(counted[..., None], self.position_embedding(place), 0)
+            x = words + jnp.where(counted[..., None], self.position_embedding(place), 0)
         else:
-            x = x + self.position_embedding(jnp.arange(length))
+            x = words + self.position_embedding(jnp.arange(tokens.shape[1]))
         if self.config.type_vocab_size:
             x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
-        if not self.config.pre_layer_norm:
-            x = self.norm(x)
-        x = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)(x)
-        if self.config.num_hidden_layers:
-            positions = None
-            if self.config.relative_attention_num_buckets:
-                positions = relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
-            bias = key_bias(lengths, length, positions)
-            x = scan_layers(
-                layers_and_adapters(self),
-                x,
-                lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:]),
-                keys,
-                keep_matmuls=keep_matmuls,
-            )
+        return x if self.config.pre_layer_norm else self.norm(x)
+
+    def applied(self, lengths: jax.Array, length: int) -> Any:
+        positions = None
+        if self.config.relative_attention_num_buckets:
+            positions = relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
+        bias = key_bias(lengths, length, positions)
+        return lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:])
+
+    def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
         return self.norm(x) if self.config.pre_layer_norm else x

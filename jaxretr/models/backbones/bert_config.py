@@ -1,7 +1,7 @@
 """The shape of a BERT encoder."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Architectures whose first position is `pad_token_id` + 1."""
@@ -35,6 +35,13 @@ class BertConfig:
     """Id of the padding token, for RoBERTa and its kin, whose positions begin after it."""
     relative_attention_num_buckets: int = 0
     """Number of MPNet's biases of relative positions, as T5 has them, which all layers share; 0: none."""
+
+    causal: ClassVar[bool] = False
+
+    @property
+    def architecture_name(self) -> str:
+        """Name of the architecture whose folders hold such an encoder, see `Architecture.name`."""
+        return "megatron" if self.pre_layer_norm else self.architecture
 
     @property
     def positions_skip_padding(self) -> bool:

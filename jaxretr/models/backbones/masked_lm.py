@@ -7,19 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.backbones.backbone import make_backbone
-from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, LayerNorm, Params, initialise
 from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 
 MaskedLmShape = BertConfig | RotaryConfig
-"""Shapes that can have a head of masked language modelling; of the latter only ModernBERT, see `has_masked_lm`."""
-
-
-def has_masked_lm(shape: Backbone) -> bool:
-    """Whether there is a head of masked language modelling for an encoder: for BERT, its kin, and ModernBERT."""
-    return isinstance(shape, BertConfig) or (isinstance(shape, RotaryConfig) and shape.architecture == "modernbert")
+"""Shapes that can have a head of masked language modelling; of the latter only ModernBERT."""
 
 
 class MlmHead(nnx.Module):

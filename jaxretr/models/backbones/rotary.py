@@ -6,16 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.config import AdapterShape
-from jaxretr.models.backbones.adapter_layers import (
-    LayerAdapter,
-    adapted,
-    beside_feed_forward,
-    layers_and_adapters,
-    make_adapters,
-)
-from jaxretr.models.backbones.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
-from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
+from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
+from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
+from jaxretr.models.backbones.encoder import Encoder
 from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias
 from jaxretr.models.backbones.positions import rotary_frequencies, rotate
 from jaxretr.models.backbones.rotary_config import RotaryConfig
@@ -136,54 +129,30 @@ def _norm(config: RotaryConfig) -> LayerNorm | RMSNorm:
     return LayerNorm(size, eps, bias=config.norm_bias)
 
 
-class RotaryEncoder(nnx.Module):
-    """Encoder from token ids to contextual vectors; the head that predicts a decoder's next token is left out."""
+class RotaryEncoder(Encoder):
+    """ModernBERT, decoders and others; the head that predicts a decoder's next token is left out."""
 
-    def __init__(
-        self,
-        config: RotaryConfig,
-        *,
-        adapter: AdapterShape | None = None,
-        dtype: Any = jnp.float32,
-        stacked: bool = True,
-        rngs: nnx.Rngs,
-    ):
-        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+    layer = RotaryLayer
+
+    def add_tables(self, config: RotaryConfig, rngs: nnx.Rngs) -> None:
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         if config.type_vocab_size:
             self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
         if config.embedding_norm:
             self.embedding_norm = _norm(config)
-        count = config.num_hidden_layers
-        make = lambda rngs: RotaryLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
-        self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
-        if adapter is not None:
-            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         if config.norm_order != "post":
             self.norm = _norm(config)
-        self.config = config
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        lengths: jax.Array,
-        keys: jax.Array | None = None,
-        *,
-        keep_matmuls: bool = False,
-        words: jax.Array | None = None,
-        types: jax.Array | None = None,
-    ) -> jax.Array:
-        """Encode a batch; arguments and result are those of `BertEncoder`."""
-        config, length = self.config, tokens.shape[1]
-        x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
-        if config.embedding_scale != 1.0:
-            x = x * config.embedding_scale
+    def embedded(self, words: jax.Array, tokens: jax.Array, types: jax.Array | None) -> jax.Array:
+        config = self.config
+        x = words * config.embedding_scale if config.embedding_scale != 1.0 else words
         if config.type_vocab_size:
             x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
-        if config.embedding_norm:
-            x = self.embedding_norm(x)
-        x = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)(x)
+        return self.embedding_norm(x) if config.embedding_norm else x
+
+    def applied(self, lengths: jax.Array, length: int) -> Any:
+        config = self.config
         padding, kinds = mask_bias(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
         sights = {local: _sight(config, length, local=local) for local in sorted(set(kinds))}
 
@@ -195,8 +164,10 @@ class RotaryEncoder(nnx.Module):
                 sight = jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
             return pair[0](x, number, sight, padding, keys, *pair[1:])
 
-        x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)
-        return x if config.norm_order == "post" else self.norm(x)
+        return apply
+
+    def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
+        return x if self.config.norm_order == "post" else self.norm(x)
 
 
 def _sight(config: RotaryConfig, length: Any, *, local: bool = False) -> Sight:

@@ -85,6 +85,11 @@ class RotaryConfig:
     initializer_range: float = 0.02
 
     @property
+    def architecture_name(self) -> str:
+        """Name of the architecture whose folders hold such an encoder, see `Architecture.name`."""
+        return self.architecture
+
+    @property
     def widest(self) -> int:
         """Width of the widest layer; 0 without layers."""
         return max(self.hidden_size, *(outputs for _, outputs in self.dense_sizes().values()))

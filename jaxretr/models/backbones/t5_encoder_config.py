@@ -39,9 +39,15 @@ class T5EncoderConfig:
     initializer_range: float = 0.02
     """Standard deviation of a new projection after the encoder; the encoder's own are drawn by size, as in T5."""
 
+    causal: ClassVar[bool] = False
     initializer_factor: ClassVar[float] = 1.0
     max_position_embeddings: ClassVar[int] = 1 << 20
     """Number of positions for callers that need a bound; T5 has none."""
+
+    @property
+    def architecture_name(self) -> str:
+        """Name of the architecture whose folders hold such an encoder, see `Architecture.name`."""
+        return "gated-t5" if self.feed_forward_proj.startswith("gated-") else "t5"
 
     @property
     def hidden_size(self) -> int:

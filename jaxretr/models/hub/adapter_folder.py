@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.adapter_layers import abstract_adapter
@@ -13,7 +13,8 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub import adapter_formats
 from jaxretr.models.hub.encoder_params import check_sizes
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.hub.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.models.hub.name_table import read_tree
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import atomic_folder, write_json
@@ -97,15 +98,8 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
                 zip((f"{target}'s inputs", f"{target}'s outputs"), backbone.dense_sizes()[target], strict=True)
             )
     tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
-    shapes = dict.fromkeys(sides, abstract_adapter(shape, backbone))
-    wanted: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
-    other = f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:"
-    if different := sorted(wanted.keys() ^ set(tensors.names)):
-        raise UserError(f"{other} {len(different)} tensors are missing or left over ({some_names(different)})")
-    for name, leaf in wanted.items():
-        if tensors.shape(name) != tuple(leaf.shape):
-            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(leaf.shape)}")
-    return unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+    shapes: Params = {side: abstract_adapter(shape, backbone) for side in sides}
+    return read_tree(tensors, shapes, f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:")
 
 
 def save(folder: Path, adapter: AdapterParts) -> None:

@@ -20,12 +20,11 @@ from jaxretr.models.backbones.adapter_layers import abstract_adapter
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.hub.bert_names import Names
-from jaxretr.models.hub.encoder_params import display_name, names_of
+from jaxretr.models.hub.architecture import Architecture
+from jaxretr.models.hub.bert_family import DPR_PREFIXES
+from jaxretr.models.hub.encoder_params import names_of
 from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names, write_safetensors
 from jaxretr.models.hub.name_table import Row, read_rows, write_rows
-from jaxretr.models.hub.rotary_names import RotaryNames
-from jaxretr.models.hub.t5_encoder_params import T5Names
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_folder, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
@@ -34,8 +33,6 @@ NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TRANSFORMERS_WEIGHTS = ("pytorch_adapter.bin",)
 
-# Prefixes of the encoder within DPR's models; those of other models depend on the architecture.
-_DPR_PREFIXES = ("question_encoder.bert_model.", "ctx_encoder.bert_model.")
 _PEFT_PREFIX = "base_model.model."
 
 _OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
@@ -234,7 +231,7 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
     targets = tuple(target for target in found if all(found[target]))
     if not targets:
         raise UserError(
-            f"{where}: 'target_modules' {wanted!r} names no dense layer of {display_name(backbone)}'s "
+            f"{where}: 'target_modules' {wanted!r} names no dense layer of {names_of(backbone).display_name}'s "
             f"({', '.join(modules.values())}); {_OTHER_ENCODER}"
         )
     return targets
@@ -243,8 +240,7 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
 def _inseparable(backbone: Backbone) -> dict[str, tuple[str, ...]]:
     """Return modules that hold several of our dense layers, with these: one LoRA would adapt all of a module's."""
     names = names_of(backbone)
-    fused = names.fused if isinstance(names, RotaryNames) else {}
-    return {module: parts for module, parts in fused.items() if not names.modules.keys() & set(parts)}
+    return {module: parts for module, parts in names.fused.items() if not names.modules.keys() & set(parts)}
 
 
 def _named(name: str, patterns: Any, where: str) -> bool:
@@ -259,7 +255,7 @@ def _named(name: str, patterns: Any, where: str) -> bool:
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
-def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames | T5Names) -> list[str] | str:
+def _peft_names(targets: tuple[str, ...], names: Architecture) -> list[str] | str:
     wanted = [names.modules[target] for target in targets]
     if any(other.endswith(f".{name}") for name in wanted for other in set(names.modules.values()) - set(wanted)):
         # PEFT would accept "output.dense" as the end of "attention.output.dense" as well.
@@ -303,7 +299,7 @@ def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[A
             "can be read"
         )
     if not isinstance(backbone, BertConfig):
-        raise UserError(f"{where}: the adapters are for BERT, not {display_name(backbone)}; {_OTHER_ENCODER}")
+        raise UserError(f"{where}: the adapters are for BERT, not {names_of(backbone).display_name}; {_OTHER_ENCODER}")
     if content.get("hidden_size") != backbone.hidden_size:
         raise UserError(
             f"{where}: the adapters are for a hidden_size of {content.get('hidden_size')}, but the encoder has "
@@ -370,9 +366,7 @@ def _parallel_settings(part: Mapping[str, Any], where: str, backbone: Backbone) 
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _lora_rows(
-    shape: AdapterShape, names: Names | RotaryNames | T5Names, prefix: str, before: str, after: str
-) -> list[Row]:
+def _lora_rows(shape: AdapterShape, names: Architecture, prefix: str, before: str, after: str) -> list[Row]:
     within = prefix + names.layer
     return [
         Row(f"lora/{target}/{ours}/kernel", within + names.modules[target] + before + theirs + after, True)
@@ -409,7 +403,7 @@ def _read(
     if extra := sorted(there - wanted.keys()):
         raise UserError(
             f"{where}: has {some_names(extra)}, for which there is no place here; give LoRA of "
-            f"{display_name(backbone)}'s layers"
+            f"{names_of(backbone).display_name}'s layers"
         )
     for name, ours in wanted.items():
         theirs = ours[::-1] if name in transposed else ours
@@ -441,11 +435,11 @@ def _weights(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _prefix(tensors: TensorFiles, outer: str, backbone: Backbone) -> str:
     names = names_of(backbone)
-    for prefix in ("", names.prefix, *_DPR_PREFIXES):
+    for prefix in ("", names.prefix, *DPR_PREFIXES):
         if any(name.startswith(outer + prefix + names.layer.split("{}")[0]) for name in tensors.names):
             return prefix
     raise UserError(
-        f"{tensors.where}: no adapters of a {display_name(backbone)} encoder ({some_names(tensors.names) or 'no tensors'}); "
+        f"{tensors.where}: no adapters of a {names_of(backbone).display_name} encoder ({some_names(tensors.names) or 'no tensors'}); "
         f"{_OTHER_ENCODER}, saved with save_pretrained or save_adapter"
     )
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from jaxretr.models.hub.dual_encoder_folder import COMBINED_FORMAT
+from jaxretr.models.hub.dual_encoder_folder import COMBINED_FORMAT, model_folder
 from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import read_json, resolve
 from jaxretr.runtime.errors import UserError
@@ -89,11 +89,6 @@ def check_replaceable(folder: str | Path) -> None:
     """Raise UserError unless a combined encoder may be written there: new, empty, or an older one."""
     folder = Path(folder).expanduser()
     sealed_folder.check_replaceable(folder, "a combined model", lambda names: is_combined(folder), _OURS)
-
-
-def model_folder(folder: Path) -> Path:
-    """Return the folder of a run directory's model; any other folder is returned itself."""
-    return folder / "model" if (folder / "model" / NOTE).exists() else folder  # A run directory.
 
 
 def is_combined(folder: Path) -> bool:

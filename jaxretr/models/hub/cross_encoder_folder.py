@@ -11,15 +11,16 @@ import numpy as np
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.rotary_config import RotaryConfig
-from jaxretr.models.hub.encoder_checkpoint import ACTIVATION_NAMES
+from jaxretr.models.hub.architecture import ACTIVATION_NAMES
 from jaxretr.models.hub.encoder_params import (
-    encoder_shape_of,
+    ARCHITECTURES,
+    default_head,
     export_encoder,
     import_checkpoint,
     names_of,
+    shape_of,
     without_task,
 )
-from jaxretr.models.hub.head_names import HEADS, HeadNames, default_head, head_names
 from jaxretr.models.hub.hf_files import config_fields, open_scorer, read_json, stated_architecture
 from jaxretr.models.hub.name_table import read_rows, write_rows
 from jaxretr.models.scorers.causal_lm import LM_HEAD, CausalLmConfig
@@ -53,7 +54,7 @@ def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
     """Return the shape of an encoder with a classification head, by its config.json alone; raises as
     `read_cross_encoder`."""
     config = read_json(folder, "config.json")
-    backbone, _ = _below_head(config, str(folder))
+    backbone = _below_head(config, str(folder))
     return CrossEncoderConfig(backbone, _head_shape(backbone, config, str(folder)))
 
 
@@ -68,22 +69,23 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
         tensors that are missing, left over or of a wrong shape.
     """
     config, tensors = open_scorer(folder)
-    backbone, names = _below_head(config, tensors.where)
+    backbone = _below_head(config, tensors.where)
+    record = names_of(backbone)
+    assert record.head is not None
     shape = _head_shape(backbone, config, tensors.where)
-    there, out = set(tensors.names), f"{names.out}.weight"
+    there, out = set(tensors.names), f"{record.head.out}.weight"
     if out in there and (labels := tensors.shape(out)[0]) != 1:
         raise UserError(
             f"{folder}: its head gives {labels} scores, one for each of {labels} classes; give a cross-encoder with one "
             "score (num_labels 1)"
         )
-    rows = names.rows(shape)
+    shapes = {HEAD: abstract_params(CrossEncoderConfig(backbone, shape))[HEAD]}
+    rows = record.head_rows(shapes)
     of_head = {row.theirs for row in rows}
-    bare = {**without_task(config, tensors.where), "architectures": [names_of(backbone).encoder]}
+    bare = {**without_task(config, tensors.where), "architectures": [record.encoder]}
     encoder = import_checkpoint(bare, tensors.select(lambda name: name not in of_head))
-    found = CrossEncoderConfig(encoder.config, shape)
-    shapes = {HEAD: abstract_params(found)[HEAD]}
     head = read_rows(rows, shapes, tensors.select(of_head.__contains__), ignored=_NOTHING, dtype=np.float32)
-    return LoadedCrossEncoder(found, {BACKBONE: encoder.params, **head})
+    return LoadedCrossEncoder(CrossEncoderConfig(encoder.config, shape), {BACKBONE: encoder.params, **head})
 
 
 def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
@@ -159,13 +161,12 @@ def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[di
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.
     """
-    names = head_names(config.backbone)
-    assert names is not None
+    record = names_of(config.backbone)
     content, tensors = export_encoder(config.backbone, params[BACKBONE])
-    tensors = {names.prefix + name: tensor for name, tensor in tensors.items()}
-    tensors |= write_rows(names.rows(config.head), {HEAD: params[HEAD]})
+    tensors = {record.prefix + name: tensor for name, tensor in tensors.items()}
+    tensors |= write_rows(record.head_rows({HEAD: params[HEAD]}), {HEAD: params[HEAD]})
     content |= {
-        "architectures": [names.cls],
+        "architectures": [record.classifier],
         "num_labels": 1,
         "id2label": {"0": "LABEL_0"},
         "label2id": {"LABEL_0": 0},
@@ -180,17 +181,16 @@ def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[di
     return content, tensors
 
 
-def _below_head(config: Mapping[str, Any], where: str) -> tuple[Backbone, HeadNames]:
-    """Return the shape of the encoder below a head, and the head's names."""
-    backbone, _ = encoder_shape_of(config, where)
-    names = head_names(backbone)
+def _below_head(config: Mapping[str, Any], where: str) -> Backbone:
+    """Return the shape of the encoder below a head."""
+    backbone = shape_of(config, where)
     stated = stated_architecture(config, where)
-    if names is None or stated != names.cls:
+    if stated != names_of(backbone).classifier:
         raise UserError(
             f"{where}: config.json is of {stated}, which is not a supported cross-encoder; supported: "
-            + ", ".join(head.cls for head in HEADS.values())
+            + ", ".join(record.classifier for record in ARCHITECTURES.values() if record.classifier)
         )
-    return backbone, names
+    return backbone
 
 
 def _head_shape(backbone: Backbone, config: Mapping[str, Any], where: str) -> HeadShape:

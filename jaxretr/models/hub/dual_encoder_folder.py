@@ -15,13 +15,11 @@ from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerpri
 from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
-from jaxretr.models.backbones.rotary_config import RotaryConfig
-from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.embed import DenseShape, DualEncoderConfig, abstract_params
 from jaxretr.models.hub import adapter_folder, adapter_formats, sentence_transformers
-from jaxretr.models.hub.bert_params import read_dpr_cp
-from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.hub.encoder_params import check_sizes, read_checkpoint
+from jaxretr.models.hub.architecture import EncoderCheckpoint
+from jaxretr.models.hub.dpr import read_dpr_cp
+from jaxretr.models.hub.encoder_params import check_sizes, default_pooling, names_of, read_checkpoint
 from jaxretr.models.hub.export_note import FORMAT as EXPORT_FORMAT
 from jaxretr.models.hub.export_note import NOTE, ExportNote, Layout, read_note
 from jaxretr.models.hub.hf_files import (
@@ -30,9 +28,9 @@ from jaxretr.models.hub.hf_files import (
     read_json,
     refuse_file,
     resolve,
-    some_names,
     write_safetensors,
 )
+from jaxretr.models.hub.name_table import read_tree
 from jaxretr.models.hub.sentence_transformers import PASSAGE, QUERY
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
@@ -242,19 +240,6 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
     return Loaded(config, params, loaded, head, () if question.kind == "dpr-question" else _USE)
 
 
-def default_pooling(backbone: Backbone) -> Pooling:
-    """Return the pooling for an encoder whose folder states none: the last token if a token sees only what came before
-    it, the mean for T5, which has no [CLS], otherwise [CLS]."""
-    if isinstance(backbone, T5EncoderConfig):
-        return "mean"
-    return "lasttoken" if isinstance(backbone, RotaryConfig) and backbone.causal else "cls"
-
-
-def _default_length(backbone: Backbone) -> int:
-    """Return a text's length in tokens if the folder states none: the encoder's positions, or T5's in pretraining."""
-    return 512 if isinstance(backbone, T5EncoderConfig) else backbone.max_position_embeddings
-
-
 def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
     if passage_path is not None:
         raise UserError(f"{file}: holds both towers; leave passage_path out")
@@ -295,8 +280,9 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None 
             folder,
             modules.truncate_dim,
         )
-    limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
-    if limit > (positions := checkpoint.config.max_position_embeddings):
+    positions = checkpoint.config.max_position_embeddings
+    unstated = names_of(checkpoint.config).length or positions
+    if (limit := modules.max_length or min(loaded.model_max_length, unstated)) > positions:
         note(
             _log.warning,
             "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
@@ -391,17 +377,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     tensors = TensorFiles.open(folder)
     tensors.check_sizes({**config.backbone.sizes(), "projection_size": config.projection_size or 0}, NOTE)
     shapes, _ = partition(abstract_params(config), ("adapter",))
-    leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
-    wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-    other = f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:"
-    if missing := sorted(wanted.keys() - set(tensors.names)):
-        raise UserError(f"{other} {len(missing)} tensors are missing ({some_names(missing)}); copy the folder again")
-    if extra := sorted(set(tensors.names) - wanted.keys()):
-        raise UserError(f"{other} {len(extra)} tensors are left over ({some_names(extra)}); copy the folder again")
-    for name, shape in wanted.items():
-        if tensors.shape(name) != shape:
-            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(shape)}; copy the folder again")
-    params = unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+    params = read_tree(tensors, shapes, f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:")
     if config.adapter is not None:
         modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
         params = join(params, {name: {"adapter": modules[name]} for name in modules})

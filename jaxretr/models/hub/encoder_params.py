@@ -1,26 +1,33 @@
-"""Encoders' checkpoints to and from our parameters: finds the architecture, whose own module does the rest."""
+"""Encoders' checkpoints to and from our parameters, by the record of their architecture."""
 
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.config import Pooling
+from jaxretr.models.backbones.backbone import make_backbone
 from jaxretr.models.backbones.backbone_config import Backbone
-from jaxretr.models.backbones.bert_config import BertConfig
-from jaxretr.models.backbones.layers import Params
-from jaxretr.models.backbones.rotary_config import RotaryConfig
-from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
-from jaxretr.models.hub import bert_names, bert_params, rotary_params, t5_encoder_params
-from jaxretr.models.hub.bert_names import Names
-from jaxretr.models.hub.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.backbones.layers import Params, define
+from jaxretr.models.backbones.masked_lm import MlmHead
+from jaxretr.models.hub.architecture import Architecture, DprKind, EncoderCheckpoint
+from jaxretr.models.hub.bert_family import BERT_FAMILY, DPR_CLASSES, DPR_PREFIXES
 from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names, stated_architecture
-from jaxretr.models.hub.rotary_names import ROTARY_NAMES, RotaryNames
-from jaxretr.models.hub.t5_encoder_params import T5Names
+from jaxretr.models.hub.name_table import Row, read_rows, rows_of, write_rows
+from jaxretr.models.hub.rotary_names import ROTARY_FAMILY
+from jaxretr.models.hub.t5_encoder import T5_FAMILY
+from jaxretr.models.scorers.cross_encoder_shape import HeadShape
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
+
+ARCHITECTURES: dict[str, Architecture] = {record.name: record for record in (*BERT_FAMILY, *ROTARY_FAMILY, *T5_FAMILY)}
+"""All architectures whose folders are read and written, by `Architecture.name`."""
 
 _TASK_CLASSES = re.compile(
     r"\w+For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction)"
@@ -34,9 +41,67 @@ _SETTINGS_OF_HEADS = ("classifier_bias", "classifier_activation", "decoder_bias"
 _log = logging.getLogger(__name__)
 
 
-def read_checkpoint(
-    folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
-) -> EncoderCheckpoint:
+def names_of(backbone: Backbone) -> Architecture:
+    """Return the record of a shape's architecture."""
+    return ARCHITECTURES[backbone.architecture_name]
+
+
+def _stated(config: Mapping[str, Any], where: str) -> Architecture:
+    """Return the record of the architecture that a config.json states; UserError names `where`."""
+    stated, model_type = stated_architecture(config, where), config.get("model_type") or ""
+    found = next((record for record in ARCHITECTURES.values() if record.reads(stated, model_type)), None)
+    if found is None:
+        supported = dict.fromkeys(name for record in ARCHITECTURES.values() for name in record.all_classes)
+        raise UserError(
+            f"{where}: config.json is of {stated or 'no stated architecture'} (model_type '{model_type}'), which is not a "
+            f"supported encoder; supported: {', '.join(supported)}"
+        )
+    return found
+
+
+def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
+    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
+    config = without_task(config, where)
+    record = _stated(config, where)
+    return record.shape(config, where), record.projection(config, where)
+
+
+def shape_of(config: Mapping[str, Any], where: str) -> Backbone:
+    """Return the shape that a config.json states; UserError names `where`."""
+    return encoder_shape_of(config, where)[0]
+
+
+def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the config.json of an encoder without its head for another task; any other unchanged."""
+    if not _TASK_CLASSES.fullmatch(stated_architecture(config, where)):
+        return config
+    return {name: value for name, value in config.items() if name not in (*_SETTINGS_OF_HEADS, "architectures")}
+
+
+def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
+    """Raise UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may have no layers."""
+    names_of(backbone).check(backbone, where, bag_of_words=bag_of_words)
+
+
+def default_pooling(backbone: Backbone) -> Pooling:
+    """Return the pooling for an encoder whose folder states none: the last token if a token sees only what came before
+    it, otherwise that of its architecture."""
+    return "lasttoken" if backbone.causal else names_of(backbone).pooling
+
+
+def default_head(backbone: Backbone) -> HeadShape | None:
+    """Return the shape of the head that transformers puts on an encoder; None where it has none."""
+    head = names_of(backbone).head
+    if head is None or head.shape.norm_eps is None:
+        return None if head is None else head.shape
+    shape: Any = backbone
+    return replace(head.shape, norm_eps=shape.norm_eps, norm_bias=shape.norm_bias)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_checkpoint(folder: str | Path, *, expect: DprKind | None = None) -> EncoderCheckpoint:
     """Read a Hugging Face folder: the encoder and anything that follows it.
 
     A head for another task, which a retriever does not need, is left out, with a line in the log.
@@ -63,63 +128,100 @@ def read_checkpoint(
     return import_checkpoint(bare, tensors.select(lambda name: not heads.fullmatch(name)), expect=expect)
 
 
-def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return the config.json of an encoder without its head for another task; any other unchanged."""
-    if not _TASK_CLASSES.fullmatch(stated_architecture(config, where)):
-        return config
-    return {name: value for name, value in config.items() if name not in (*_SETTINGS_OF_HEADS, "architectures")}
-
-
 def import_checkpoint(
-    config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
+    config: Mapping[str, Any], tensors: TensorFiles, *, expect: DprKind | None = None
 ) -> EncoderCheckpoint:
-    """`read_checkpoint` for a parsed config.json and tensors."""
-    if rotary_params.reads(config, tensors.where):
-        return rotary_params.import_rotary(config, tensors)
-    if t5_encoder_params.reads(config, tensors.where):
-        return t5_encoder_params.import_t5_encoder(config, tensors)
-    _check_supported(config, tensors.where)
-    return bert_params.import_bert(config, tensors, expect=expect)
+    """`read_checkpoint` for a parsed config.json and tensors.
+
+    Every tensor is used, or is among the few without a use here (position ids, pooler, heads for other tasks), or is
+    named in an error.
+    """
+    where = tensors.where
+    shape = _stated(config, where).shape(config, where)
+    record = names_of(shape)
+    tensors = record.prepared(tensors)
+    prefix = _prefix(tensors, record)
+    stated, found = stated_architecture(config, where), DPR_PREFIXES.get(prefix)
+    if found is not None and stated and DPR_CLASSES.get(stated) != found:
+        raise UserError(f"{where}: config.json says {stated}, but the tensors are a {found} encoder's ({prefix}*)")
+    tower = found or DPR_CLASSES.get(stated)
+    if None not in (expect, tower) and tower != expect:
+        raise UserError(
+            f"{where}: the towers are swapped: this is the {tower} encoder, where the {expect} encoder is expected; "
+            "exchange the two folders"
+        )
+    projected = record.projection(config, where) if tower is not None else 0
+    return translate(shape, tensors, prefix, tower or record.name, projected=projected)
 
 
-def read(folder: str | Path) -> tuple[Backbone, Params]:
-    """Read the encoder of a Hugging Face folder.
+def translate(
+    shape: Backbone, tensors: TensorFiles, prefix: str, kind: str, *, projected: int = 0
+) -> EncoderCheckpoint:
+    """Read the tensors of an encoder.
 
     Args:
-      folder: folder with config.json and the weights.
-
-    Returns:
-      The encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
+      shape: shape of the encoder.
+      tensors: the tensors, as `Architecture.prepared` returns them.
+      prefix: prefix of the encoder's tensors.
+      kind: `EncoderCheckpoint.kind`.
+      projected: size of DPR's projection; 0: there is none.
 
     Raises:
-      UserError: as for `read_checkpoint`; also where a projection follows the encoder, which must not get lost.
+      UserError: tensors are missing, left over or of a wrong shape, or the head has a decoder of its own.
     """
-    checkpoint = read_checkpoint(folder)
-    if checkpoint.projection is not None:
-        raise UserError(f"{folder}: has a projection after the encoder; load it as a dual encoder's tower")
-    return checkpoint.config, checkpoint.params
+    record = names_of(shape)
+    tensors = _without_tied_decoder(tensors, prefix, record)
+    tensors.check_sizes({**shape.sizes(), "projection_dim": projected}, "config.json")
+    shapes: Params = {"encoder": define(lambda rngs: make_backbone(shape, rngs=rngs))[1]}
+    if projected:
+        sizes = {"kernel": (shape.hidden_size, projected), "bias": (projected,)}
+        shapes["projection"] = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+    if record.mlm_modules:
+        masked: Any = shape
+        head = define(lambda rngs: MlmHead(masked, dtype=jnp.float32, rngs=rngs))[1]
+        if any(row.theirs in tensors.names for row in rows_of({"mlm_head": head}, record.mlm_modules)):
+            shapes["mlm_head"] = head
+    rows = _rows(shape, shapes, prefix)
+    parts = read_rows(rows, shapes, tensors, ignored=record.ignored, dtype=np.float32)
+    record.finish(shape, parts["encoder"], tensors, prefix)
+    return EncoderCheckpoint(shape, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
 
 
-def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
-    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
-    config = without_task(config, where)
-    if rotary_params.reads(config, where):
-        return rotary_params.rotary_shape(config, where), 0
-    if t5_encoder_params.reads(config, where):
-        return t5_encoder_params.t5_encoder_shape(config, where), 0
-    _check_supported(config, where)
-    return bert_params.bert_shape(config, where)
+def _rows(shape: Backbone, params: Params, prefix: str) -> list[Row]:
+    """Return the table of names for an encoder and what follows it, by their parameters or their shapes."""
+    record = names_of(shape)
+    rows = [
+        replace(row, ours=f"encoder/{row.ours}", theirs=prefix + row.theirs)
+        for row in record.rows(shape, params["encoder"])
+    ]
+    place = prefix.removesuffix("bert_model.") if prefix in DPR_PREFIXES else ""
+    others = {name: params[name] for name in ("projection", "mlm_head") if name in params}
+    return rows + rows_of(others, {"projection": f"{place}encode_proj", **record.mlm_modules})
 
 
-def _check_supported(config: Mapping[str, Any], where: str) -> None:
-    if not bert_params.reads(config, where):
-        stated = (config.get("architectures") or ["no stated architecture"])[0]
-        rotary = (names.encoder for names in ROTARY_NAMES.values())
-        supported = (*bert_params.SUPPORTED, *rotary, t5_encoder_params.ENCODER)
-        raise UserError(
-            f"{where}: config.json is of {stated} (model_type '{config.get('model_type') or ''}'), which is not a supported "
-            f"encoder; supported: {', '.join(supported)}"
-        )
+def _prefix(tensors: TensorFiles, record: Architecture) -> str:
+    there, words = set(tensors.names), f"{record.words}.weight"
+    found = [prefix for prefix in record.prefixes if prefix + words in there]
+    if len(found) == 1:
+        return found[0]
+    kind = record.display_name
+    what = f"two {kind} encoders" if found else f"no {words}, so no {kind} encoder,"
+    raise UserError(
+        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(there))}); give one encoder's folder"
+    )
+
+
+def _without_tied_decoder(tensors: TensorFiles, prefix: str, record: Architecture) -> TensorFiles:
+    """Drop the head's second names for the word embedding and its bias, after checking that they are equal."""
+    there, words = set(tensors.names), f"{record.words}.weight"
+    tied = {name: prefix + own if own == words else own for name, own in record.decoder.items()}
+    for name, original in tied.items():
+        if name in there and original in there and not np.array_equal(tensors.read(name), tensors.read(original)):
+            raise UserError(f"{tensors.where}: {name} differs from {original}; only a tied decoder is supported")
+    return tensors.select(lambda name: name not in tied or tied[name] not in there)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def export_encoder(
@@ -130,53 +232,34 @@ def export_encoder(
     prefix: str = "",
     projection: Params | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translate our parameters to a Hugging Face checkpoint, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_checkpoint`, bit for bit.
 
     Args:
       backbone: shape of the encoder.
       params: parameters of the encoder, a nested dict of arrays.
       mlm_head: head of masked language modelling, where the architecture has one.
-      prefix: prefix of the encoder's tensors, as for `bert_params.export_bert`.
-      projection: projection of a DPR model.
+      prefix: prefix of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),
+        or one of DPR's, "question_encoder.bert_model." or "ctx_encoder.bert_model.".
+      projection: projection of a DPR model, as in `EncoderCheckpoint`.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.
+
+    Raises:
+      ValueError: the prefix is not one of these, or does not fit the head, the projection or the architecture.
     """
-    if isinstance(backbone, BertConfig):
-        return bert_params.export_bert(backbone, params, mlm_head, prefix, projection)
-    if isinstance(backbone, RotaryConfig):
-        return rotary_params.export_rotary(backbone, params, mlm_head)
-    return t5_encoder_params.export_t5_encoder(backbone, params)
-
-
-def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
-    """Raise UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may have no layers."""
-    if isinstance(backbone, BertConfig):
-        bert_params.check_sizes(backbone, where, bag_of_words=bag_of_words)
-    elif isinstance(backbone, RotaryConfig):
-        rotary_params.check_rotary(backbone, where)
-    else:
-        t5_encoder_params.check_t5_encoder(backbone, where)
-
-
-def names_of(backbone: Backbone) -> Names | RotaryNames | T5Names:
-    """Return the names in a shape's folder."""
-    if isinstance(backbone, BertConfig):
-        return bert_names.names_of(backbone)
-    if isinstance(backbone, RotaryConfig):
-        return ROTARY_NAMES[backbone.architecture]
-    return t5_encoder_params.t5_names(backbone)
-
-
-def loading_class(backbone: Backbone) -> str:
-    """Return the class of transformers that loads such an encoder's folder; for T5's, AutoModel would add a decoder."""
-    return t5_encoder_params.ENCODER if isinstance(backbone, T5EncoderConfig) else "AutoModel"
-
-
-def display_name(backbone: Backbone) -> str:
-    """Return the usual name of such an encoder."""
-    if isinstance(backbone, BertConfig):
-        return bert_names.display_name(backbone)
-    if isinstance(backbone, T5EncoderConfig):
-        return "T5"
-    return names_of(backbone).encoder.removesuffix("Model").replace("Bert", "BERT").removesuffix("Text")
+    record = names_of(backbone)
+    kind = DPR_PREFIXES[prefix] if prefix in record.prefixes and prefix.endswith("bert_model.") else None
+    dpr = next((name for name, tower in DPR_CLASSES.items() if tower == kind), None)
+    prefix = record.prefix if mlm_head is not None and not prefix else prefix
+    expected = record.prefix if mlm_head is not None else ""
+    if (prefix != expected if dpr is None else mlm_head is not None) or (projection is not None and dpr is None):
+        raise ValueError(f"prefix {prefix!r} does not go with this head, projection or architecture")
+    cls = dpr or (record.masked_lm if mlm_head is not None else record.encoder)
+    identity = {"architectures": [cls], "model_type": "dpr" if dpr else record.model_type or record.name}
+    content = record.content(backbone, identity)
+    if dpr:
+        content["projection_dim"] = 0 if projection is None else int(np.shape(projection["kernel"])[1])
+    parts = {"encoder": params, "mlm_head": mlm_head, "projection": projection}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    return content, write_rows(_rows(backbone, parts, prefix), parts)

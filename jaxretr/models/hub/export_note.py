@@ -20,6 +20,12 @@ FORMAT = "jaxretr-export"
 _VERSION = 1
 
 Layout = Literal["bert", "dpr", "sentence-transformers"]
+LIBRARIES: dict[Layout, str] = {
+    "bert": "transformers",
+    "dpr": "transformers",
+    "sentence-transformers": "sentence-transformers",
+}
+"""Library that reads a layout."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub import adapter_formats
 from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
-from jaxretr.models.hub.dual_encoder_folder import default_pooling, is_ours, load, model_folder, states_use
-from jaxretr.models.hub.encoder_params import encoder_shape_of
+from jaxretr.models.hub.dual_encoder_folder import is_ours, load, model_folder, states_use
+from jaxretr.models.hub.encoder_params import default_pooling, encoder_shape_of
 from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import is_hub_name, read_json
 from jaxretr.models.hub.t5_params import t5_shape

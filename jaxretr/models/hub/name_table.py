@@ -1,11 +1,11 @@
 """Tables that pair our parameters with the tensors of a Hugging Face checkpoint.
 
-Every checkpoint is read and written through one table of `Row`s (bert_params.py, t5_params.py), so that an import and
-an export cannot disagree.
+Every checkpoint is read and written through one table of `Row`s, so that an import and an export cannot disagree.
+`rows_of` makes it from the names of modules: the endings of parameters' names are the same everywhere.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,22 @@ class Row:
         rows = len(tensor) // count
         tensor = tensor[number * rows : (number + 1) * rows] if count > 1 else tensor[self.skipped :]
         return tensor.T if self.transposed else tensor
+
+
+_ENDINGS = {"kernel": "weight", "scale": "weight", "table": "weight", "bias": "bias"}
+
+
+def rows_of(params: Params, modules: Mapping[str, str]) -> list[Row]:
+    """Return a table with a row for each parameter, in the order of `modules`: errors name the first that is wrong.
+
+    Args:
+      params: our parameters, or their shapes, a nested dict.
+      modules: path of our module, such as "layers/query" -> name of theirs, such as "encoder.layer.{}.attention.query".
+    """
+    order = {ours: number for number, ours in enumerate(modules)}
+    parts = [path.rsplit("/", 1) for path in flatten_dict(params, sep="/")]
+    parts.sort(key=lambda part: (order[part[0]], part[1] == "bias"))
+    return [Row(f"{ours}/{leaf}", f"{modules[ours]}.{_ENDINGS[leaf]}", leaf == "kernel") for ours, leaf in parts]
 
 
 Place = Callable[[str, np.ndarray], Any]
@@ -142,3 +158,29 @@ def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
         name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
         for name, parts in tensors.items()
     }
+
+
+def read_tree(tensors: TensorFiles, shapes: Params, other: str) -> Params:
+    """Read tensors under our own names, the dotted paths of parameters.
+
+    Args:
+      tensors: the tensors.
+      shapes: our parameters as ShapeDtypeStructs, a nested dict.
+      other: beginning of the error for other tensors: the place, and what they contradict.
+
+    Returns:
+      A nested dict of numpy arrays.
+
+    Raises:
+      UserError: tensors are missing, left over or of another shape.
+    """
+    leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
+    wanted, there = {name: list(leaf.shape) for name, leaf in leaves.items()}, set(tensors.names)
+    for names, what in ((wanted.keys() - there, "missing"), (there - wanted.keys(), "left over")):
+        if names:
+            listed = some_names(sorted(names))
+            raise UserError(f"{other} {len(names)} tensors are {what} ({listed}); copy the folder again")
+    for name, shape in wanted.items():
+        if list(tensors.shape(name)) != shape:
+            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {shape}; copy the folder again")
+    return unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")

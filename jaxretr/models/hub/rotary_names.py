@@ -1,78 +1,12 @@
-"""Names of tensors and settings in Hugging Face folders, for architectures with rotary positions."""
+"""The records of architectures with rotary positions: ModernBERT, Nomic's, Alibaba's, and decoders."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from jaxretr.models.backbones.rotary_config import RotaryArchitecture, RotaryConfig
-from jaxretr.models.hub.name_table import Row
-
-
-@dataclass(frozen=True)
-class RotaryNames:
-    """Names in an architecture's folder.
-
-    Attributes:
-      encoder: class of the encoder in transformers, or in the code on the hub.
-      classes: other classes with the same encoder; everything else in them is not read.
-      prefixes: prefixes of the encoder's tensors in all of these; the first is that of `encoder`'s own folder.
-      words: name of the word embeddings.
-      tensors: our names of the encoder's tensors -> theirs; kernels, biases, scales and tables alike, without their
-        endings.
-      fused: their names of tensors that hold several of our kernels -> ours, in order; in transformers' modules these
-        kernels are separate.
-      modules: our names of the layers' dense parts -> the modules' in the class, within a layer, as PEFT names them.
-      layer: prefix of these names, with "{}" for the layer's number.
-      stored_layer: the same prefix in the folder's tensors.
-      defaults: values that transformers assumes where a config.json is silent.
-      settings: our names of settings -> theirs, in the newest dialect first.
-      constants: values that config.json must state, or leave out.
-      pooler: whether `encoder` has one, which no retriever here uses.
-    """
-
-    encoder: str
-    classes: tuple[str, ...]
-    prefixes: tuple[str, ...]
-    words: str
-    tensors: dict[str, str]
-    modules: dict[str, str]
-    layer: str
-    stored_layer: str
-    defaults: RotaryConfig
-    settings: dict[str, tuple[str, ...]]
-    fused: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    pooler: bool = False
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the encoder's tensors in a class that has more than the encoder."""
-        return self.prefixes[-1]
-
-    def rows(self, config: RotaryConfig) -> list[Row]:
-        """Return the encoder's table of names, without a prefix."""
-        place = {ours: (theirs, (0, 1)) for ours, theirs in self.tensors.items()}
-        for theirs, parts in self.fused.items():
-            place |= {ours: (theirs, (number, len(parts))) for number, ours in enumerate(parts)}
-        rows = [Row("word_embedding/table", self.words)]
-        if config.type_vocab_size:
-            rows.append(Row("type_embedding/table", "embeddings.token_type_embeddings.weight"))
-        for name, biased in config.dense_biases().items():
-            theirs, part = place[name]
-            theirs = self.stored_layer + theirs
-            rows.append(Row(f"layers/{name}/kernel", f"{theirs}.weight", True, part=part))
-            rows += [Row(f"layers/{name}/bias", f"{theirs}.bias", part=part)] if biased else []
-        norms = [name for name in self.tensors if name.endswith("norm")]
-        for name in norms:
-            within = name not in ("norm", "embedding_norm")
-            ours = f"layers/{name}" if within else name
-            theirs = self.stored_layer + self.tensors[name] if within else self.tensors[name]
-            missing = name == "attention_norm" and not config.first_norm
-            rows.append(Row(f"{ours}/scale", f"{theirs}.weight", first_layer=1.0 if missing else None))
-            if config.norm == "layer" and config.norm_bias:
-                rows.append(Row(f"{ours}/bias", f"{theirs}.bias", first_layer=0.0 if missing else None))
-        return rows
-
+from jaxretr.models.hub.architecture import WITH_POOLER, HeadNames
+from jaxretr.models.hub.rotary_family import RotaryFamily
+from jaxretr.models.scorers.cross_encoder_shape import HeadShape
 
 _SAME = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _SETTINGS = {name: (name,) for name in (*_SAME, "max_position_embeddings", "initializer_range")}
@@ -104,16 +38,14 @@ _DECODER_MODULES = {
     "ffn_in": "mlp.up_proj",
     "ffn_out": "mlp.down_proj",
 }
-_DECODER_NORMS = {
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "norm": "norm",
-}
+_DECODER_NORMS = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 
 
-def _decoder(name: str, norms: dict[str, str], settings: dict[str, tuple[str, ...]], **defaults: Any) -> RotaryNames:
-    """Return the names of a decoder; `defaults` are the values that differ from most decoders'."""
+def _decoder(
+    name: RotaryArchitecture, cls: str, norms: dict[str, str], settings: dict[str, tuple[str, ...]], **own: Any
+) -> RotaryFamily:
+    """Return the record of a decoder; `own` are the values of its shape that differ from most decoders'."""
     shape: dict[str, Any] = {
         "hidden_size": 4096,
         "num_hidden_layers": 32,
@@ -126,17 +58,21 @@ def _decoder(name: str, norms: dict[str, str], settings: dict[str, tuple[str, ..
         "norm_eps": 1e-6,
         "causal": True,
     }
-    return RotaryNames(
-        encoder=f"{name}Model",
-        classes=(f"{name.removesuffix('Text')}ForCausalLM",),
+    return RotaryFamily(
+        name=name,
+        cls=cls,
+        classes=(f"{cls.removesuffix('Text')}ForCausalLM",),
         prefixes=("", "model."),
-        words="embed_tokens.weight",
-        tensors=_DECODER_MODULES | norms,
+        words="embed_tokens",
+        outer={"norm": "norm"},
         modules=_DECODER_MODULES,
         layer="layers.{}.",
-        stored_layer="layers.{}.",
-        defaults=RotaryConfig(**(shape | defaults)),
+        norms=norms,
+        head=HeadNames(HeadShape(pooling="lasttoken", dense=False, out_bias=False), "score"),
+        defaults=RotaryConfig(name, **(shape | own)),
         settings=_DECODER_SETTINGS | settings,
+        groups_are_heads=name == "llama",
+        heads_share_width=name not in ("qwen3", "gemma3_text"),
     )
 
 
@@ -157,24 +93,28 @@ _POST_LN: dict[str, Any] = {
     "embedding_norm": True,
 }
 
-_NOMIC = RotaryNames(
-    encoder="NomicBertModel",
+_BERT_OUTER = {"type_embedding": "embeddings.token_type_embeddings"}
+
+_NOMIC = RotaryFamily(
+    name="nomic_bert",
+    cls="NomicBert",
     classes=("NomicBertForMaskedLM", "NomicBertForPreTraining"),
-    prefixes=("", "bert.", "nomic_bert."),
-    words="embeddings.word_embeddings.weight",
-    tensors={
+    prefixes=("", "nomic_bert.", "bert."),
+    words="embeddings.word_embeddings",
+    outer=_BERT_OUTER | {"embedding_norm": "emb_ln"},
+    norms={"attention_norm": "norm1", "ffn_norm": "norm2"},
+    stored={
         "attention_out": "attn.out_proj",
         "ffn_in": "mlp.fc11",
         "ffn_gate": "mlp.fc12",
         "ffn_out": "mlp.fc2",
-        "attention_norm": "norm1",
-        "ffn_norm": "norm2",
-        "embedding_norm": "emb_ln",
     },
     fused={"attn.Wqkv": ("query", "key", "value")},
     modules=_DECODER_MODULES,
     layer="layers.{}.",
     stored_layer="encoder.layers.{}.",
+    head=WITH_POOLER,
+    groups_are_heads=True,
     defaults=RotaryConfig(
         "nomic_bert",
         vocab_size=30528,
@@ -213,22 +153,21 @@ _NOMIC = RotaryNames(
     },
 )
 
-_GTE = RotaryNames(
-    encoder="GteModel",
+_GTE = RotaryFamily(
+    name="gte",
+    cls="Gte",
     classes=("GteForMaskedLM",),
-    prefixes=("", "new.", "gte."),
-    words="embeddings.word_embeddings.weight",
-    tensors={
-        "attention_out": "attention.o_proj",
-        "ffn_out": "mlp.down_proj",
-        "attention_norm": "attn_ln",
-        "ffn_norm": "mlp_ln",
-        "embedding_norm": "embeddings.LayerNorm",
-    },
+    prefixes=("", "gte.", "new."),
+    words="embeddings.word_embeddings",
+    outer=_BERT_OUTER | {"embedding_norm": "embeddings.LayerNorm"},
+    norms={"attention_norm": "attn_ln", "ffn_norm": "mlp_ln"},
+    stored={"attention_out": "attention.o_proj", "ffn_out": "mlp.down_proj"},
     fused={"attention.qkv_proj": ("query", "key", "value"), "mlp.up_gate_proj": ("ffn_in", "ffn_gate")},
     modules=_DECODER_MODULES,
     layer="layers.{}.",
     stored_layer="encoder.layer.{}.",
+    head=WITH_POOLER,
+    groups_are_heads=True,
     defaults=RotaryConfig(
         "gte",
         vocab_size=250048,
@@ -244,25 +183,22 @@ _GTE = RotaryNames(
     settings=_BERT_SETTINGS,
 )
 
-ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
-    "modernbert": RotaryNames(
-        encoder="ModernBertModel",
-        classes=("ModernBertForMaskedLM",),
+ROTARY_FAMILY: tuple[RotaryFamily, ...] = (
+    RotaryFamily(
+        name="modernbert",
+        cls="ModernBert",
         prefixes=("", "model."),
-        words="embeddings.tok_embeddings.weight",
-        tensors={
-            "qkv": "attn.Wqkv",
-            "attention_out": "attn.Wo",
-            "ffn_in": "mlp.Wi",
-            "ffn_out": "mlp.Wo",
-            "attention_norm": "attn_norm",
-            "ffn_norm": "mlp_norm",
-            "embedding_norm": "embeddings.norm",
-            "norm": "final_norm",
-        },
+        words="embeddings.tok_embeddings",
+        outer={"embedding_norm": "embeddings.norm", "norm": "final_norm"},
         modules={"qkv": "attn.Wqkv", "attention_out": "attn.Wo", "ffn_in": "mlp.Wi", "ffn_out": "mlp.Wo"},
+        norms={"attention_norm": "attn_norm", "ffn_norm": "mlp_norm"},
+        mlm_modules={"mlm_head/dense": "head.dense", "mlm_head/norm": "head.norm", "mlm_head": "decoder"},
+        decoder={"decoder.weight": "embeddings.tok_embeddings.weight"},
+        head=HeadNames(
+            HeadShape(activation="gelu", dense_bias=False, norm_eps=1e-5), dense="head.dense", norm="head.norm"
+        ),
+        groups_are_heads=True,
         layer="layers.{}.",
-        stored_layer="layers.{}.",
         defaults=RotaryConfig(
             "modernbert",
             vocab_size=50368,
@@ -297,13 +233,15 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         # The layers of its head of masked language modelling.
         constants={"classifier_bias": False, "classifier_activation": "gelu", "decoder_bias": True},
     ),
-    "nomic_bert": _NOMIC,
-    "gte": _GTE,
+    _NOMIC,
+    _GTE,
     # The code on the hub from which transformers' gte was derived: the same folders, older settings.
-    "new": replace(
+    replace(
         _GTE,
-        encoder="NewModel",
+        name="new",
+        cls="New",
         classes=("NewForMaskedLM",),
+        prefixes=("", "new.", "gte."),
         # Its other modules hold several of our kernels, which LoRA cannot adapt together.
         modules={"attention_out": "attention.o_proj", "ffn_out": "mlp.down_proj"},
         layer="encoder.layer.{}.",
@@ -311,44 +249,45 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         constants={"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False},
         pooler=True,
     ),
-    "qwen2": _decoder(
+    _decoder(
+        "qwen2",
         "Qwen2",
         _DECODER_NORMS,
         {},
-        architecture="qwen2",
         vocab_size=151936,
         intermediate_size=22016,
         qkv_bias=True,
     ),
-    "qwen3": _decoder(
+    _decoder(
+        "qwen3",
         "Qwen3",
         _DECODER_NORMS | _HEAD_NORMS,
         _ATTENTION_BIAS,
-        architecture="qwen3",
         vocab_size=151936,
         intermediate_size=22016,
         qk_norm=True,
     ),
-    "llama": _decoder(
+    _decoder(
+        "llama",
         "Llama",
         _DECODER_NORMS,
         _ATTENTION_BIAS | _FFN_BIAS,
-        architecture="llama",
         vocab_size=32000,
         intermediate_size=11008,
         max_position_embeddings=2048,
     ),
-    "mistral": _decoder(
+    _decoder(
+        "mistral",
         "Mistral",
         _DECODER_NORMS,
         {},
-        architecture="mistral",
         vocab_size=32000,
         intermediate_size=14336,
         num_key_value_heads=8,
         max_position_embeddings=131072,
     ),
-    "gemma3_text": _decoder(
+    _decoder(
+        "gemma3_text",
         "Gemma3Text",
         _HEAD_NORMS
         | {
@@ -356,10 +295,8 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
             "attention_out_norm": "post_attention_layernorm",
             "ffn_norm": "pre_feedforward_layernorm",
             "ffn_out_norm": "post_feedforward_layernorm",
-            "norm": "norm",
         },
         _ATTENTION_BIAS | {"hidden_act": ("hidden_activation",), "local_rope_theta": ("rope_local_base_freq",)},
-        architecture="gemma3_text",
         vocab_size=262208,
         hidden_size=2304,
         num_hidden_layers=26,
@@ -374,4 +311,4 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         qk_norm=True,
         rope_theta=1_000_000.0,
     ),
-}
+)

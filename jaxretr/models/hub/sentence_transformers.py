@@ -12,6 +12,7 @@ import numpy as np
 from jaxretr.config import Pooling
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names
+from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.runtime.notes import note
 
@@ -21,15 +22,6 @@ LIMITS = "sentence_bert_config.json"
 
 # The order that is supported; the last two may be absent, and there may be several Dense modules.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
-
-POOLING_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 
 Activation = Literal["identity", "tanh"]
 ACTIVATIONS: dict[Activation, str] = {
@@ -174,9 +166,9 @@ def _pooling(folder: Path) -> Pooling:
     modes: Any = config.get("pooling_mode")
     if modes is None:
         # sentence-transformers before 6.0; there, too, the mean is used if nothing is chosen.
-        modes = [mode for key, mode in POOLING_MODES.items() if config.get(key)] or ["mean"]
+        modes = [mode for mode, names in POOLINGS.items() if config.get(names.key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    if len(modes) != 1 or modes[0] not in get_args(Pooling):
+    if len(modes) != 1 or modes[0] not in POOLINGS:
         raise UserError(
             f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: "
             f"{' or '.join(get_args(Pooling))}"

@@ -12,51 +12,44 @@ from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.hub.hf_files import TensorFiles, config_fields, open_scorer, stated_architecture
-from jaxretr.models.hub.name_table import Place, Row, read_rows, write_rows
+from jaxretr.models.hub.name_table import Place, Row, read_rows, rows_of, write_rows
 from jaxretr.runtime.errors import UserError
 
 ENCODER_LAYER = "encoder.block.{}.layer."
 _DECODER = "decoder.block.{}.layer."
 
 
-def _attention(ours: str, theirs: str) -> tuple[Row, ...]:
+def _attention(ours: str, theirs: str) -> dict[str, str]:
     letters = {"query": "q", "key": "k", "value": "v", "out": "o"}
-    return tuple(Row(f"{ours}/{name}/kernel", f"{theirs}.{letter}.weight", True) for name, letter in letters.items())
+    return {f"{ours}/{name}": f"{theirs}.{letter}" for name, letter in letters.items()}
 
 
-# ours, theirs, transposed
-_SHARED_ROWS = (
-    Row("embedding/table", "shared.weight"),
-    # Only the first layer has a table of relative positions; the others reuse it.
-    Row("encoder_positions/table", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    Row("decoder_positions/table", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    *_attention("encoder/attention", ENCODER_LAYER + "0.SelfAttention"),
-    Row("encoder/attention_norm/scale", ENCODER_LAYER + "0.layer_norm.weight"),
-    Row("encoder/ffn/outer/kernel", ENCODER_LAYER + "1.DenseReluDense.wo.weight", True),
-    Row("encoder/ffn_norm/scale", ENCODER_LAYER + "1.layer_norm.weight"),
-    Row("encoder_norm/scale", "encoder.final_layer_norm.weight"),
-    *_attention("decoder/attention", _DECODER + "0.SelfAttention"),
-    Row("decoder/attention_norm/scale", _DECODER + "0.layer_norm.weight"),
-    *_attention("decoder/cross", _DECODER + "1.EncDecAttention"),
-    Row("decoder/cross_norm/scale", _DECODER + "1.layer_norm.weight"),
-    Row("decoder/ffn/outer/kernel", _DECODER + "2.DenseReluDense.wo.weight", True),
-    Row("decoder/ffn_norm/scale", _DECODER + "2.layer_norm.weight"),
-    Row("decoder_norm/scale", "decoder.final_layer_norm.weight"),
-)
+def _feed_forward(block: int, *, gated: bool) -> dict[str, str]:
+    inner = {"inner": "wi_0", "gate": "wi_1"} if gated else {"inner": "wi"}
+    return {f"ffn/{ours}": f"{block}.DenseReluDense.{theirs}" for ours, theirs in {**inner, "outer": "wo"}.items()}
 
-_PLAIN_ROWS = (
-    Row("encoder/ffn/inner/kernel", ENCODER_LAYER + "1.DenseReluDense.wi.weight", True),
-    Row("decoder/ffn/inner/kernel", _DECODER + "2.DenseReluDense.wi.weight", True),
-)
 
-_GATED_ROWS = (
-    Row("encoder/ffn/inner/kernel", ENCODER_LAYER + "1.DenseReluDense.wi_0.weight", True),
-    Row("encoder/ffn/gate/kernel", ENCODER_LAYER + "1.DenseReluDense.wi_1.weight", True),
-    Row("decoder/ffn/inner/kernel", _DECODER + "2.DenseReluDense.wi_0.weight", True),
-    Row("decoder/ffn/gate/kernel", _DECODER + "2.DenseReluDense.wi_1.weight", True),
-)
+def encoder_modules(*, gated: bool) -> dict[str, str]:
+    """Return our names of the modules within a layer of T5's encoder -> theirs."""
+    norms = {"attention_norm": "0.layer_norm", "ffn_norm": "1.layer_norm"}
+    return {**_attention("attention", "0.SelfAttention"), **_feed_forward(1, gated=gated), **norms}
 
-_OUTPUT_ROW = Row("output/kernel", "lm_head.weight", True)
+
+def _decoder_modules(*, gated: bool) -> dict[str, str]:
+    attention = {**_attention("attention", "0.SelfAttention"), **_attention("cross", "1.EncDecAttention")}
+    norms = {"attention_norm": "0.layer_norm", "cross_norm": "1.layer_norm", "ffn_norm": "2.layer_norm"}
+    return {**attention, **_feed_forward(2, gated=gated), **norms}
+
+
+# Only the first layer has a table of relative positions; the others reuse it.
+_OUTER = {
+    "embedding": "shared",
+    "encoder_positions": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "decoder_positions": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "encoder_norm": "encoder.final_layer_norm",
+    "decoder_norm": "decoder.final_layer_norm",
+    "output": "lm_head",
+}
 
 _SECOND_NAMES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _ARCHITECTURES = ("T5ForConditionalGeneration", "T5WithLMHeadModel")
@@ -105,37 +98,27 @@ def import_t5(
     """
     t5 = t5_shape(config, tensors.where)
     tensors = without_second_names(tensors)
-    output = _OUTPUT_ROW
+    output = "lm_head.weight"
     if t5.tie_word_embeddings:
         tensors = _without_equal(tensors, "lm_head.weight")
     elif "lm_head.weight" not in tensors.names and config.get("tie_word_embeddings", True):
-        output = replace(_OUTPUT_ROW, theirs="shared.weight")
-    rows = _table(t5, output)
+        output = "shared.weight"
     tensors.check_sizes(t5.sizes(), "config.json")
     shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
+    rows = [replace(row, theirs=output) if row.ours == "output/kernel" else row for row in _rows(t5, shapes)]
     dtype = np.float32 if dtype is None else dtype
     return t5, read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=dtype, place=place)
 
 
-def _table(config: T5Config, output: Row) -> list[Row]:
-    rows = _rows(config.feed_forward_proj)
-    return rows if config.tie_word_embeddings else [*rows, output]
-
-
-def _rows(feed_forward: str) -> list[Row]:
-    return [*_SHARED_ROWS, *(_GATED_ROWS if feed_forward.startswith("gated-") else _PLAIN_ROWS)]
-
-
-def encoder_rows(feed_forward: str) -> list[Row]:
-    """Return the rows of a T5Encoder's parameters, by the names that all encoders' parameters share."""
-    names = {
-        "embedding": "word_embedding",
-        "encoder_positions": "relative_positions",
-        "encoder": "layers",
-        "encoder_norm": "norm",
-    }
-    branches = [(row, *row.ours.split("/", 1)) for row in _rows(feed_forward)]
-    return [replace(row, ours=f"{names[branch]}/{rest}") for row, branch, rest in branches if branch in names]
+def _rows(config: T5Config, params: Params) -> list[Row]:
+    gated = config.feed_forward_proj.startswith("gated-")
+    encoder, decoder = encoder_modules(gated=gated), _decoder_modules(gated=gated)
+    return rows_of(
+        params,
+        _OUTER
+        | {f"encoder/{ours}": ENCODER_LAYER + theirs for ours, theirs in encoder.items()}
+        | {f"decoder/{ours}": _DECODER + theirs for ours, theirs in decoder.items()},
+    )
 
 
 def without_second_names(tensors: TensorFiles) -> TensorFiles:
@@ -209,4 +192,4 @@ def export_t5(config: T5Config, params: Params) -> tuple[dict[str, Any], dict[st
     """
     content = asdict(config)
     content |= {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
-    return content, write_rows(_table(config, _OUTPUT_ROW), params)
+    return content, write_rows(_rows(config, params), params)

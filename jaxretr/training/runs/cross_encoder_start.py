@@ -9,8 +9,7 @@ from jaxretr.models.any_scorer import scorer_kind
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.hub.cross_encoder_folder import cross_encoder_shape, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
-from jaxretr.models.hub.encoder_params import display_name
-from jaxretr.models.hub.head_names import default_head
+from jaxretr.models.hub.encoder_params import default_head, names_of
 from jaxretr.models.hub.hf_files import read_json, resolve
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.pair_scorer import CrossEncoder
@@ -74,7 +73,9 @@ def with_new_head(backbone: Backbone, path: str) -> CrossEncoderConfig:
     """Return an encoder's shape with the head that transformers puts on it; UserError names `path`."""
     head = default_head(backbone)
     if head is None:
-        raise UserError(f"{path}: is {display_name(backbone)}, which no head of a cross-encoder goes on; give another")
+        raise UserError(
+            f"{path}: is {names_of(backbone).display_name}, which no head of a cross-encoder goes on; give another"
+        )
     return CrossEncoderConfig(backbone, head)
 
 

@@ -15,9 +15,9 @@ from jaxretr.data.tokens import Template
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params, define
-from jaxretr.models.backbones.masked_lm import MaskedLm, MaskedLmShape, fresh_head, has_masked_lm
+from jaxretr.models.backbones.masked_lm import MaskedLm, MaskedLmShape, fresh_head
 from jaxretr.models.hub.dual_encoder_folder import states_use, use_note
-from jaxretr.models.hub.encoder_params import display_name, export_encoder
+from jaxretr.models.hub.encoder_params import export_encoder, names_of
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.starts import context_start
@@ -150,9 +150,9 @@ def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> Mask
       UserError: an encoder without BERT's layers.
       UsageError: windows of the text that are longer than its positions.
     """
-    if start is not None and not has_masked_lm(start):
+    if start is not None and not names_of(start).masked_lm:
         raise UserError(
-            f"{config.start}: is {display_name(start)}, and masked language modelling goes on with BERT, those of the same "
+            f"{config.start}: is {names_of(start).display_name}, and masked language modelling goes on with BERT, those of the same "
             "layers and ModernBERT; give one of these"
         )
     bert: Any = start or new_bert(config.bert, vocabulary, max(512, config.data.max_length))

@@ -1,6 +1,7 @@
 """Cross-encoders and causal language models give the scores of transformers and sentence-transformers."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import jax
@@ -111,6 +112,16 @@ def test_an_adapter_beside_a_scorer_is_said(tmp_path: Path, caplog: pytest.LogCa
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     jaxretr.CrossEncoder.from_pretrained(folder)
     assert "holds an adapter too, which is not applied" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["t5", "qwen3_lm"])
+def test_a_run_directory_is_that_of_its_model(kind: str, tiny_models: Path, tmp_path: Path) -> None:
+    """The run's own config.json is no model's."""
+    folder = tiny_models / "scorer" if kind == "t5" else make_model("qwen3_lm", tmp_path / "hub")
+    shutil.copytree(folder, tmp_path / "run/model")
+    (tmp_path / "run/config.json").write_text('{"kind": "passage_lm"}')
+    scorer = load_scorer(tmp_path / "run")
+    assert scorer.fingerprint() == load_scorer(folder).fingerprint()
 
 
 def test_another_number_of_scores_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from jaxretr.config import BertShape, Config, MlmConfig, PassageLmConfig, Pretra
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.layers import initialise
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training import loop as program
@@ -68,7 +68,7 @@ def rewrite(name: str, before: str, after: str) -> Callable[[Path], None]:
 
 def another_encoder(folder: Path) -> None:
     params = tiny.lively(initialise(lambda rngs: BertEncoder(tiny.BERT, rngs=rngs), 0), 9)
-    write_folder(folder / "encoder", *export_bert(tiny.BERT, params), load_tokenizer(folder / "encoder_tokenizer"))
+    write_folder(folder / "encoder", *export_encoder(tiny.BERT, params), load_tokenizer(folder / "encoder_tokenizer"))
 
 
 LAST_PASSAGE = rewrite("corpus.jsonl", '"text": "', '"text": "Edited. ')

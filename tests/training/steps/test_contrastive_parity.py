@@ -17,7 +17,7 @@ import pytest
 from peers import torch, transformers
 from tiny import BERT, compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.training.runs.contrastive import ContrastiveRun
 
 STEPS, BATCH, MOST = 5, 8, 3
@@ -65,7 +65,7 @@ def ours(folder: Path, mesh: jax.sharding.Mesh, final: float) -> tuple[Result, C
     params = {}
     for side in ("question", "passage"):
         bert = jax.device_get(state.train.params)[side]["bert"]
-        _, tensors = export_bert(dataclasses.replace(BERT), bert)
+        _, tensors = export_encoder(dataclasses.replace(BERT), bert)
         params |= {f"{side}.{name}": np.asarray(value) for name, value in tensors.items()}
     return Result(*([each[name] for each in metrics] for name in ("loss", "gradient_norm", "negatives")), params), run
 

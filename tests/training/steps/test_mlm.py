@@ -25,7 +25,7 @@ from jaxretr.models.backbones.adapter_layers import init_adapter
 from jaxretr.models.backbones.layers import Params, bind, define
 from jaxretr.models.backbones.masked_lm import MaskedLm
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.bert_params import export_bert
+from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import make_mesh
@@ -239,7 +239,7 @@ def test_loss_and_gradients_are_those_of_pytorch(run: MlmRun, theirs: tuple[Any,
     expected = torch_output(model, batch).loss
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-    found = export_bert(run.bert, gradients["bert"], mlm_head=gradients["head"])[1]
+    found = export_encoder(run.bert, gradients["bert"], mlm_head=gradients["head"])[1]
     parameters = dict(model.named_parameters())
     assert found.keys() == parameters.keys()
     for name, gradient in found.items():

@@ -113,7 +113,7 @@ def test_gradients_of_chunks_equal_those_of_pytorch(models: Path, keep: bool) ->
     lengths = np.array([48, 1, 17, 33, 5, 48, 20, 9, 30, 2, 12, 40], np.int32)
     tokens = np.where(np.arange(48) < lengths[:, None], rng.integers(1, WIDE.vocab_size, (12, 48)), 0)
     weights = rng.standard_normal((12, 384)).astype(np.float32)
-    _, bert = encoder_params.read(models / "encoder")
+    bert = encoder_params.read_checkpoint(models / "encoder").params
     encoder = DualEncoderConfig(WIDE, shared=True, pooling="mean", normalise=True)
     words = ("bert", "word_embedding", "table") if keep else None
 

@@ -21,7 +21,7 @@ from tiny import art_config, compiled_quickly, contrastive_config, few_padding_r
 from jaxretr import config as configuration
 from jaxretr.config import AdapterShape, Mesh
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
-from jaxretr.models.hub.rotary_names import ROTARY_NAMES
+from jaxretr.models.hub.encoder_params import ARCHITECTURES
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
@@ -40,7 +40,7 @@ from jaxretr.training.state import TrainState
 OPTIMIZER = {"learning_rate": 1e-2, "warmup": 0.0, "final": 1.0, "eps": 1e-5, "clip": 0.05, "weight_decay": 0.1}
 STEPS = 3
 QWEN = dataclasses.replace(
-    ROTARY_NAMES["qwen3"].defaults,
+    ARCHITECTURES["qwen3"].defaults,
     vocab_size=40,
     hidden_size=16,
     num_hidden_layers=2,
