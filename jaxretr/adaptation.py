@@ -15,12 +15,13 @@ from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore
-from jaxretr.embeddings.encoding import encode, encode_texts
+from jaxretr.embeddings.encoding import encode
 from jaxretr.evaluate.measuring import depth, of_qrels, run_of
 from jaxretr.evaluate.metrics import Qrels
+from jaxretr.evaluate.searches import encoder_search, index_search
 from jaxretr.evaluate.significance import compare
-from jaxretr.indexes.exact import ExactIndex
-from jaxretr.indexes.searching import search_store
+from jaxretr.indexes.exact.store import streamed
+from jaxretr.indexes.index import Opening
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import fastest_dtype
@@ -239,11 +240,8 @@ def _compare_models(
     Returns:
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
     """
-    index = ExactIndex(encode_texts(before, corpus, None), corpus.ids)
-    searches = (
-        lambda asked, k: search_store(store, corpus.ids, encode_texts(after, asked, None), k),
-        lambda asked, k: index.search(encode_texts(before, asked, None), k),
-    )
+    stored = streamed(store, Opening(str(store.folder), once=True))
+    searches = index_search(after, stored, None), encoder_search(before, corpus, None)
     own = own_ids(questions, corpus, qrels)
     a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS), own), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

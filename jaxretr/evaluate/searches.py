@@ -1,19 +1,21 @@
-"""The searches that are measured on a corpus in memory: an encoder, one whose embeddings are stored, and BM25."""
+"""The searches that are measured on a corpus in memory: an encoder, an encoder with an index of the corpus, and BM25."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
 from jaxretr.evaluate.measuring import Search
 from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
-    from jaxretr.embeddings.embedding_store import EmbeddingStore
-    from jaxretr.embeddings.encoding import Encoder
+    from jaxretr.indexes.index import Index
     from jaxretr.models.text_encoder import TextEncoder
 
-__all__ = ["bm25_search", "encoder_search", "note_lengths", "read_lengths", "stored_search"]
+__all__ = ["bm25_search", "encoder_search", "index_search", "note_lengths", "read_lengths"]
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +29,19 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
     return lambda questions, k: index.search(encode_texts(encoder, questions, batch_size), k)
 
 
-def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
-    """Search the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
+def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> Search:
+    """Encode questions and search an index that the encoder made; see `encoder_search`."""
     from jaxretr.embeddings.encoding import encode_texts
-    from jaxretr.indexes.searching import search_store
+    from jaxretr.indexes.index import SearchOptions
 
-    return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)
+    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        found = index.search(encode_texts(encoder, questions, batch_size), k, SearchOptions())
+        scores = np.full((len(found), max(map(len, found), default=0)), -np.inf, np.float32)
+        for row, hits in zip(scores, found, strict=True):
+            row[: len(hits)] = [hit.score for hit in hits]
+        return scores, [[hit.id for hit in hits] for hits in found]
+
+    return search
 
 
 def read_lengths(encoder: "TextEncoder") -> tuple[int, int]:

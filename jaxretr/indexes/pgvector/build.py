@@ -16,12 +16,13 @@ from jaxretr.indexes import engine_certificate, golden_hits
 from jaxretr.indexes.engine_certificate import Asked, Certificate, Width
 from jaxretr.indexes.engine_questions import VERIFIED_QUESTIONS, asked_of, stored, widths
 from jaxretr.indexes.golden_hits import Hits
+from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.passage_fields import documents
 from jaxretr.indexes.pgvector import table as tables
 from jaxretr.indexes.pgvector import writing
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection, Database, as_user_error
-from jaxretr.indexes.pgvector.searching import MOST_WIDTH, Only, search
+from jaxretr.indexes.pgvector.searching import MOST_WIDTH, search
 from jaxretr.indexes.pgvector.table import MOST_COLUMN_DIM, Names, State, TableFacts, as_json, indexed_as
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.source import IndexSource, silent
@@ -236,7 +237,7 @@ def found_rows(
 ) -> np.ndarray:
     """The rows that a search finds, int64 [B, k], -1 where there are fewer."""
     rows = np.full((len(questions), k), -1, np.int64)
-    for number, found in enumerate(search(connection, names, state, questions, k, width, Only())):
+    for number, found in enumerate(search(connection, names, state, questions, k, width, SearchOptions())):
         rows[number, : len(found.rows)] = found.rows
     return rows
 
@@ -311,8 +312,8 @@ def _content_problems(connection: Connection, names: Names, state: State) -> lis
 def _golden_problem(connection: Connection, names: Names, state: State) -> tuple[str, int]:
     content, raw = _evidence(connection, names, "golden", "golden_vectors")
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)
-    found = search(connection, names, state, vectors, golden_hits.TOP, None, Only())
-    hits = Hits([one.ids for one in found], [one.scores for one in found])
+    found = search(connection, names, state, vectors, golden_hits.TOP, None, SearchOptions())
+    hits = Hits([one.ids for one in found], [list(one.scores) for one in found])
     return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
 
 
