@@ -24,7 +24,7 @@ from jaxretr.indexes.engine_certificate import check_targets
 from jaxretr.indexes.live import build as live
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import is_live
-from jaxretr.indexes.opening import kind_of
+from jaxretr.indexes.opening import KINDS, kind_of
 from jaxretr.indexes.source import IndexSource
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
@@ -359,7 +359,7 @@ def _verify_export(folder: Path, library: Library | None) -> str:
         if library is not None:
             raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave --with out")
         if kind not in _MODULES:
-            hint = did_you_mean(kind, _MODULES) or "; install a newer jaxretr"
+            hint = did_you_mean(kind, (*_MODULES, *KINDS)) or "; install a newer jaxretr"
             raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
         return _checked(import_module(_MODULES[kind]).verify, folder)
     return str(verify_model(folder, library))
