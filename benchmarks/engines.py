@@ -24,7 +24,7 @@ from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta
 from jaxretr.indexes.graph_width import GraphOptions
-from jaxretr.indexes.served import SearchOptions
+from jaxretr.indexes.index import Opening, SearchOptions
 from jaxretr.indexes.source import IndexSource
 
 K = 10
@@ -147,7 +147,7 @@ def built(
         exporting.export(source, stub, address, **settings)
         seconds = time.perf_counter() - began
         text = args.address + ("&" if "?" in args.address else "?") + "table=jaxretr_benchmark"
-        index = pgvector.open(text, name="pgvector")
+        index = pgvector.open(text, Opening("pgvector"))
         served("pgvector", index, seconds, index.facts()["disk_bytes"])
     if "lance" in args.engines:
         from jaxretr.indexes.lance import build as exporting_lance
@@ -156,7 +156,7 @@ def built(
         began = time.perf_counter()
         exporting_lance.export(source, stub, folder / "lance", **settings)
         seconds = time.perf_counter() - began
-        served("LanceDB", lance.open(str(folder / "lance"), name="lance"), seconds, size_of(folder / "lance"))
+        served("LanceDB", lance.open(str(folder / "lance"), Opening("lance")), seconds, size_of(folder / "lance"))
     try:
         yield engines
     finally:

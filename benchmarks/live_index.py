@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from machine import describe
 
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.served import Document, SearchOptions
 from jaxretr.runtime.parallel import memory
 
 WRITERS = (1, 8, 64)

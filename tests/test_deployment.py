@@ -16,8 +16,8 @@ import yaml
 from test_project import EXTRAS, requirements
 
 from jaxretr import cli
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import Document, SearchOptions
 from jaxretr.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,8 @@ import pytest
 import tiny
 
 from jaxretr.assets import ENCODER_SMALL
+from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import SearchOptions
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart import serving as quickstart_serving

@@ -67,7 +67,9 @@ def add_commands(commands: Commands) -> None:
         metavar="DIR",
         help="with --suite: folder for the results of each data set; an interrupted suite resumes there",
     )
-    add("--index", metavar="STORE", help="with --beir: the embedding store of its corpus, encoded with MODEL")
+    add(
+        "--index", metavar="PLACE", help="with --beir: an index of its corpus made with MODEL, of any kind (see search)"
+    )
     add(
         "--keep",
         metavar="DIR",

@@ -1,4 +1,4 @@
-"""`jaxretr search`: exact search over an embedding store or a saved exact index, or approximate search."""
+"""`jaxretr search`: finds the passages of questions in an index of any kind."""
 
 import argparse
 from pathlib import Path
@@ -11,8 +11,8 @@ def add_commands(commands: Commands) -> None:
     """Add the command."""
     parser = commands.command(
         "search",
-        "Exact search of an embedding store or a saved exact index; approximate search of a certified one. With\n"
-        "several processes, each searches its share of the store.",
+        "Exact search of an embedding store or a saved exact index; other indexes are searched as they were built for.\n"
+        "With several processes, each searches its share of the store.",
         "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --rerank reranker",
@@ -23,12 +23,14 @@ def add_commands(commands: Commands) -> None:
         "--index",
         metavar="DIR",
         required=True,
-        help="an embedding store (encode), an exact index (ExactIndex.save), or a certified one (export --to scann)",
+        help="an embedding store (encode), an exact index (ExactIndex.save), a certified one (export --to scann), a live index "
+        "that no service has open, pgvector:DSN or lance:DIR",
     )
     add(
         "--corpus",
         metavar="FILE",
-        help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where",
+        help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where; "
+        "by default those that the index holds",
     )
     add = parser.add_argument_group("filters", "a passage must pass every filter").add_argument
     add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.cli.outputs import say_written
     from jaxretr.cli.process import typed
     from jaxretr.data.readers import read_corpus, read_questions
+    from jaxretr.indexes.opening import has_texts
     from jaxretr.indexes.searching import search
     from jaxretr.runtime.parallel.hosts import agree, program_facts, stops_when_asked, together
     from jaxretr.runtime.storage.files import check_output
@@ -63,15 +66,16 @@ def run(args: argparse.Namespace) -> None:
     with together(), stops_when_asked():
         agree("the beginning", {**program_facts(), "command line": typed(args)})
         trec = args.format == "trec"
-        if not trec and args.corpus is None:
+        lacking = args.corpus is None and (not trec or args.rerank is not None) and not has_texts(args.index)
+        if not trec and lacking:
             raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
-        if args.rerank is not None and args.corpus is None:
+        if args.rerank is not None and lacking:
             raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
         again = reranking.options(args)
         check_output(args.out)
         # Find every error of the input before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
-        corpus = None if trec and not again else read_corpus(args.corpus)
+        corpus = None if args.corpus is None or (trec and not again) else read_corpus(args.corpus)
         where: dict[str, list[str]] = {}
         for field, value in args.where:
             where.setdefault(field, []).append(value)
@@ -87,6 +91,7 @@ def run(args: argparse.Namespace) -> None:
             batch_size=args.batch_size,
             trec_ids=trec,
             passages=corpus,
+            with_texts=not trec,
             **again,
         )
         if not jax.process_index():

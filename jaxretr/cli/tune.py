@@ -34,8 +34,10 @@ def add_commands(commands: Commands) -> None:
     add("--metric", metavar="NAME", help="such as recall@100, mrr@10 or acc@20 (default: recall@100, or acc@100)")
     weights.add_grid(add)
     weights.add_how(add)
-    add("--index-a", metavar="DIR", help="embedding store of the first model, which then need not encode the corpus")
-    add("--index-b", metavar="DIR", help="embedding store of the second model")
+    add(
+        "--index-a", metavar="PLACE", help="index of the corpus by the first model, of any kind; it is not encoded then"
+    )
+    add("--index-b", metavar="PLACE", help="index of the corpus by the second model")
     add("--out", metavar="DIR", help="write the combined model with the best weight and the curve")
     add("--curve", metavar="PNG", help="draw the curve, and write its values to a .json file of the same name")
     add("--json", action="store_true", help="print JSON instead of a table")

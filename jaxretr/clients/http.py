@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from jaxretr.clients.source import Found, Side
-from jaxretr.indexes.served import Document, Written
+from jaxretr.indexes.index import Document, Written
 from jaxretr.runtime.errors import UsageError, UserError, import_package
 
 # The most that the service accepts in a request, see jaxretr/serve/requests.py.

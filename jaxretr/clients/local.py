@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.clients.source import Found, Side
-from jaxretr.indexes.served import SearchOptions, ServedIndex
+from jaxretr.indexes.index import Index, SearchOptions
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UsageError
@@ -20,7 +20,7 @@ class Local:
       index: the index to search, as `jaxretr.serve` opens it; None: this source only embeds.
     """
 
-    def __init__(self, encoder: DualEncoder | CombinedEncoder, index: ServedIndex | None = None):
+    def __init__(self, encoder: DualEncoder | CombinedEncoder, index: Index | None = None):
         self.encoder, self.index = encoder, index
 
     def search(

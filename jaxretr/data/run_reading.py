@@ -6,7 +6,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxretr.data.formats.head import json_bracket
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import Hits, strictly_decreasing, write_dpr_json, write_jsonl, write_trec
 from jaxretr.data.text_rows import (
@@ -15,6 +14,7 @@ from jaxretr.data.text_rows import (
     check_utf8,
     first_line,
     json_array,
+    json_bracket,
     json_lines,
     missing_field,
     numbered_bytes,

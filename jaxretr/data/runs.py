@@ -74,10 +74,12 @@ class SearchRun(Mapping[str, dict[str, float]]):
     Attributes:
       hits: the hits of each question, in the order of the questions.
       questions: the questions.
+      passages: titles and texts of the hits, if the index holds them and they were read; None: `save` is given a corpus.
     """
 
     hits: Sequence[Hits]
     questions: Sequence[Question]
+    passages: Corpus | None = None
 
     @functools.cached_property
     def _of_question(self) -> dict[str, Hits]:
@@ -107,7 +109,7 @@ class SearchRun(Mapping[str, dict[str, float]]):
         Args:
           path: the file.
           format: "trec" for trec_eval, "dpr" for DPR's results with texts and answers, "jsonl" for lines of JSON.
-          corpus: the passages, or their file; "dpr" and "jsonl" take titles and texts from it.
+          corpus: the passages, or their file; "dpr" and "jsonl" take titles and texts from it, or from `passages`.
 
         Raises:
           UsageError: an unknown format, or one that needs a corpus.
@@ -120,6 +122,7 @@ class SearchRun(Mapping[str, dict[str, float]]):
         if format == "trec":
             write_trec(place, self.hits)
             return
+        corpus = self.passages if corpus is None else corpus
         if corpus is None:
             raise UsageError(f"format={format!r} needs the passages' titles; give the corpus as well")
         passages = read_corpus(pathlib.Path(corpus)) if isinstance(corpus, str | os.PathLike) else corpus

@@ -30,6 +30,15 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND = tuple(" \t\n\r,]")
 
 
+# Lines without texts: TREC's run, whose tag does not end as a line of JSON does, its judgements, and three columns.
+_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
+_IDS_AND_NUMBERS = re.compile(
+    rf'\s*(\S+\s+){{3}}-?\d+\s+{_NUMBER}\s+\S*[^][{{}}:,"\s]\s*'
+    rf"|\s*\S+\s+Q?0\s+\S+\s+-?\d+\s*|[^\t]+\t[^\t]+\t *{_NUMBER} *",
+    re.ASCII,
+)
+
+
 class RowError(ValueError):
     """An error of one row: the fault and its remedy, without its place."""
 
@@ -143,6 +152,12 @@ def first_character(path: Input) -> str:
         if text := raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace").lstrip():
             return text[0]
     return ""
+
+
+def json_bracket(path: Input) -> str:
+    """Return the bracket that a file of JSON begins with; "" for another, a run whose first id begins with one included."""
+    first = first_character(path)
+    return first if first in ("[", "{") and not _IDS_AND_NUMBERS.fullmatch(first_line(path)) else ""
 
 
 def check_utf8(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,16 @@ from jaxretr.evaluate.measuring import (
     cut_of_answers,
     warn_of_own,
 )
+from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, stored_search
+from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, index_search
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
     from jaxretr.config import EncodeDtype
-    from jaxretr.embeddings.embedding_store import EmbeddingStore
     from jaxretr.embeddings.encoding import Encoder
+    from jaxretr.indexes.index import Index
+    from jaxretr.indexes.opening import AnyIndex
     from jaxretr.indexes.reranking import AnyScorer
     from jaxretr.models.any_scorer import Scorer
 
@@ -49,7 +52,7 @@ def evaluate_model(
     baselines: Sequence[_Path] = (),
     metrics: Sequence[str] = OF_QRELS,
     relevance_level: int = 1,
-    index: "EmbeddingStore | _Path | None" = None,
+    index: "AnyIndex | None" = None,
     keep: _Path | None = None,
     batch_size: int | None = None,
     rerank: "AnyScorer | None" = None,
@@ -66,7 +69,8 @@ def evaluate_model(
         for the same questions.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
-      index: the embeddings of the corpus, as `jaxretr.encode` made them with the model.
+      index: an index of the corpus that the model made, of any kind that `jaxretr.search` takes: the embeddings that
+        `jaxretr.encode` writes, or for instance an approximate one, whose hits are then measured.
       keep: folder for the embeddings of the corpus: written, or reused if they exist; an interrupted call resumes.
       batch_size: texts per batch; None: chosen for the device.
       rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
@@ -91,36 +95,40 @@ def evaluate_model(
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
     compared = _read_baselines(baselines, data.questions, dtype, batch_size)
     from jaxretr.embeddings.encoding import loaded, name_of
-    from jaxretr.embeddings.opening import open_store
+    from jaxretr.indexes.opening import opened
 
-    store = open_store(index) if isinstance(index, str | Path) else index
+    k = max(hits_needed(metrics), 0 if rerank is None else depth)
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
-    scorer = _loaded_scorer(rerank, depth, metrics)
-    model = loaded(encoder)
     on = TestSet(data.questions, data.corpus, data.qrels, relevance_level=relevance_level)
-    system = name_of(model), lambda corpus: _search_of(model, corpus, where, store, keep, batch_size)
-    return _report([system, *compared], on, metrics, scorer, depth)
+    with nullcontext() if index is None else opened(index, len(data.questions), k) as stored:
+        scorer = _loaded_scorer(rerank, depth, metrics)
+        model = loaded(encoder)
+        system = name_of(model), lambda corpus: _search_of(model, corpus, where, stored, keep, batch_size)
+        return _report([system, *compared], on, metrics, scorer, depth)
 
 
 def _search_of(
     encoder: "Encoder",
     corpus: Corpus,
     where: str,
-    store: "EmbeddingStore | None",
+    index: "Index | None",
     keep: _Path | None,
     batch_size: int | None,
 ) -> Search:
-    from jaxretr.embeddings.encoding import encode, name_of
-    from jaxretr.indexes.searching import check_store
+    from jaxretr.embeddings.encoding import encode
+    from jaxretr.indexes.checks import check_index
+    from jaxretr.indexes.exact.store import streamed
+    from jaxretr.indexes.index import Opening
 
     if keep is not None:
         store = encode(encoder, corpus=corpus, out=keep, batch_size=batch_size, option="keep")
-    elif store is not None:
-        check_same_corpus([store], corpus, f"those of {where}")
-        check_store(store, encoder, name_of(encoder))
+        index = streamed(store, Opening(str(keep), once=True))
+    elif index is not None:
+        check_same_corpus([index], corpus, f"those of {where}")
+        check_index(index, encoder)
     else:
         return encoder_search(encoder, corpus, batch_size)
-    return stored_search(encoder, store, corpus.ids, batch_size)
+    return index_search(encoder, index, batch_size)
 
 
 def evaluate_run(

@@ -19,7 +19,7 @@ from jaxretr.evaluate.answers import Match, first_hits
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
-    from jaxretr.embeddings.embedding_store import EmbeddingStore
+    from jaxretr.indexes.index import Index
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +36,33 @@ OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 
 
 def check_same_corpus(
-    stores: Sequence["EmbeddingStore | None"], corpus: Corpus | None, name: str = "--corpus"
-) -> list[str]:
-    """Return the passages' ids; raise UserError where a store holds other passages than another one or the corpus.
+    indexes: Sequence["Index | None"], corpus: Corpus | None, name: str = "--corpus"
+) -> Sequence[str]:
+    """Return the passages' ids; raise UserError where an index holds other passages than another one or the corpus.
+
+    Texts are compared as well where an index knows their fingerprint, and then the order of the passages.
 
     Args:
-      stores: the store of each model; None for a model that has none.
-      corpus: the corpus; None where the stores alone tell the passages.
+      indexes: the index of each model; None for a model that has none.
+      corpus: the corpus; None where the indexes alone tell the passages.
       name: the corpus's name in the error.
     """
-    texts = None if corpus is None else corpus.fingerprint()
-    for store in stores:
-        if store is None:
+    texts, ids = (None, None) if corpus is None else (corpus.fingerprint(), corpus.ids)
+    for index in indexes:
+        if index is None:
             continue
-        if texts is not None and store.meta.texts_fingerprint != texts:
-            raise UserError(f"{store.folder}: was encoded from other passages than {name}; encode the same corpus")
-        texts, name = store.meta.texts_fingerprint, f"those in {store.folder}"
-    if corpus is not None:
-        return list(corpus.ids)
-    return next(store for store in stores if store is not None).read_ids()
+        own = index.facts().get("texts_fingerprint")
+        if own is None or texts is None:
+            listed, _ = index.listing()
+            same = ids is None or set(listed) == set(ids)
+            ids = listed if ids is None else ids
+        else:
+            same = own == texts
+        if not same:
+            raise UserError(f"{index.name}: was encoded from other passages than {name}; encode the same corpus")
+        texts, name = own or texts, f"those in {index.name}"
+    assert ids is not None
+    return ids
 
 
 def run_of(

@@ -11,7 +11,6 @@ import numpy as np
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.head import json_bracket
 from jaxretr.data.formats.kinds import FORMATS, SCORED_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
@@ -21,7 +20,7 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.runs import Hits, RunFormat, SearchRun
 from jaxretr.data.source import source_of
-from jaxretr.data.text_rows import json_lines
+from jaxretr.data.text_rows import json_bracket, json_lines
 from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 from jaxretr.evaluate.reranking import hits_of
 from jaxretr.indexes.reranking import rerank_hits

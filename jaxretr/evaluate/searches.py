@@ -1,6 +1,5 @@
-"""The searches that are measured on a corpus in memory: an encoder, one whose embeddings are stored, and BM25."""
+"""The searches that are measured on a corpus in memory: an encoder, an encoder with an index of the corpus, and BM25."""
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from jaxretr.evaluate.measuring import Run, Search, TestSet, depth
 from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
-    from jaxretr.embeddings.embedding_store import EmbeddingStore
-    from jaxretr.embeddings.encoding import Encoder
+    from jaxretr.indexes.index import Index
     from jaxretr.models.text_encoder import TextEncoder
 
-__all__ = ["EncoderSearch", "System", "bm25_search", "encoder_search", "find_all", "note_lengths", "stored_search"]
+__all__ = ["EncoderSearch", "System", "bm25_search", "encoder_search", "find_all", "index_search", "note_lengths"]
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +58,18 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
     return EncoderSearch(encoder, index.search, batch_size)
 
 
-def stored_search(
-    encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None
-) -> EncoderSearch:
-    """Search the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
-    from jaxretr.indexes.searching import search_store
+def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> EncoderSearch:
+    """Encode questions and search an index that the encoder made; see `encoder_search`."""
+    from jaxretr.indexes.index import SearchOptions
 
-    return EncoderSearch(encoder, functools.partial(search_store, store, ids), batch_size)
+    def find(vectors: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        found = index.search(vectors, k, SearchOptions())
+        scores = np.full((len(found), max(map(len, found), default=0)), -np.inf, np.float32)
+        for row, hits in zip(scores, found, strict=True):
+            row[: len(hits)] = [hit.score for hit in hits]
+        return scores, [[hit.id for hit in hits] for hits in found]
+
+    return EncoderSearch(encoder, find, batch_size)
 
 
 def find_all(

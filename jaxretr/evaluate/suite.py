@@ -246,8 +246,8 @@ def find_data_sets(root: Input, splits: Sequence[str]) -> tuple[list[DataSet], d
     found, skipped = [], {}
     for name, place in _places(source_of(root)).items():
         named = isinstance(place, NamedSource)
-        files = () if named else ("corpus.jsonl", "queries.jsonl")
-        missing = [file for file in files if _input(place.path, file) is None]
+        files = ("corpus.jsonl", "queries.jsonl")
+        missing = [] if isinstance(place, NamedSource) else [file for file in files if _input(place.path, file) is None]
         there = beir_splits(place)
         split = next((split for split in splits if split in there), None)
         if missing:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,16 +15,16 @@ from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.run_reading import strictly_decreasing
-from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode_texts
-from jaxretr.embeddings.opening import open_store
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher
 from jaxretr.evaluate.measuring import check_same_corpus, depth, warn_of_own
 from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.indexes.checks import check_index
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
 from jaxretr.indexes.hybrid.weight_grid import pieces, search_weights
-from jaxretr.indexes.searching import check_store
+from jaxretr.indexes.index import Index
+from jaxretr.indexes.opening import opened
 from jaxretr.models.combined_encoder import CombinedEncoder, How
 from jaxretr.models.combining import load_models
 from jaxretr.models.dual_encoder import DualEncoder
@@ -96,14 +97,15 @@ def tune(
       metric: the metric to maximise, such as "recall@100" (default), or "acc@100" (default with answers).
       grid: "log" (adaptive), "paper", or the weights to try.
       how: "concatenate" or "sum"; by default that of a combined model, otherwise "concatenate".
-      index_a, index_b: embedding stores of the two models.
+      index_a, index_b: indexes of the corpus by the two models, of any kind that gives vectors back: the search for the
+        weights is exact.
       out: a folder to save the combined model to, with the best weight and the curve.
       dtype: precision of the encoders' matmuls.
       batch_size: texts per batch; None: chosen for the device.
 
     Raises:
       UsageError: arguments that do not go together.
-      UserError: a file cannot be read, or a store belongs to another model or corpus.
+      UserError: a file cannot be read, or an index belongs to another model or corpus.
     """
     if len(models) > 2:
         raise UsageError(f"tune finds one weight, of two models, not {len(models)}; combine more step by step")
@@ -122,22 +124,27 @@ def tune(
     encoder = load_models(models, how, dtype=dtype)
     if len(encoder.parts) != 2:
         raise UsageError(f"tune finds one weight, of two models; {models[0]} has {len(encoder.parts)} parts")
-    stores = [None if path is None else open_store(path) for path in (index_a, index_b)]
-    for part, name, store in zip(encoder.parts, encoder.names, stores, strict=True):
-        if store is not None:
-            check_store(store, part, name)
-    ids = check_same_corpus(stores, dev.corpus)
-    questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
-    passages = [
-        _blocks_of(part, store, dev.corpus, batch_size) for part, store in zip(encoder.parts, stores, strict=True)
-    ]
-    curve = trace(
-        lambda weights: _search_grid(weights, encoder.config.how, questions, passages, ids, dev),
-        grid,
-        lambda: balancing_weight(_sampled_scores(encoder.config.how, questions, passages, len(ids))),
-        metric=dev.metric,
-        systems=(encoder.names[0], encoder.names[1]),
-    )
+    with ExitStack() as stack:
+        indexes = [
+            None if place is None else stack.enter_context(opened(place, len(dev.questions), dev.depth()))
+            for place in (index_a, index_b)
+        ]
+        for part, name, index in zip(encoder.parts, encoder.names, indexes, strict=True):
+            if index is not None:
+                check_index(index, part, name)
+        ids = check_same_corpus(indexes, dev.corpus)
+        questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
+        passages = [
+            _blocks_of(part, index, ids, dev.corpus, batch_size)
+            for part, index in zip(encoder.parts, indexes, strict=True)
+        ]
+        curve = trace(
+            lambda weights: _search_grid(weights, encoder.config.how, questions, passages, ids, dev),
+            grid,
+            lambda: balancing_weight(_sampled_scores(encoder.config.how, questions, passages, len(ids))),
+            metric=dev.metric,
+            systems=(encoder.names[0], encoder.names[1]),
+        )
     best = encoder.with_weights([1.0, curve.choice.weight])
     if out is not None:
         best.save(out)
@@ -256,14 +263,15 @@ def _read_dev(
 
 
 def _blocks_of(
-    part: DualEncoder, store: EmbeddingStore | None, corpus: Corpus | None, batch_size: int | None
+    part: DualEncoder, index: Index | None, ids: Sequence[str], corpus: Corpus | None, batch_size: int | None
 ) -> Blocks:
-    """The function that gives a model's passages as blocks, anew for every pass."""
-    if store is not None:
-        return store.blocks
+    """The function that gives a model's passages as blocks in the order of `ids`, anew for every pass."""
+    starts = range(0, len(ids), _BLOCK_ROWS)
+    if index is not None:
+        return lambda: (index.vectors(ids[start : start + _BLOCK_ROWS]) for start in starts)
     assert corpus is not None
     embeddings = encode_texts(part, corpus, batch_size)
-    return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in range(0, len(embeddings), _BLOCK_ROWS))
+    return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in starts)
 
 
 def _sums(passages: Sequence[Blocks]) -> Iterator[np.ndarray]:

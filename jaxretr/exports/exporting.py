@@ -1,36 +1,33 @@
 """`jaxretr.export` and `jaxretr.verify`: models, encoders and indexes for other libraries, and the check of each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from jaxretr.config import EncodeDtype, EngineName
 from jaxretr.data.readers import read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore, is_store
 from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded, name_of
-from jaxretr.embeddings.opening import open_store, verify_store
+from jaxretr.embeddings.opening import open_store
 from jaxretr.exports import folder as model_folder
 from jaxretr.exports.verify_model import Library
 from jaxretr.exports.verify_model import verify as verify_model
 from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.indexes.certified.upkeep import Updated, read_ids
 from jaxretr.indexes.certified.upkeep import update as update_scann
+from jaxretr.indexes.checks import check_store
 from jaxretr.indexes.live import build as live
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import is_live
-from jaxretr.indexes.live.verifying import verify as verify_live
-from jaxretr.indexes.recall import Certificate
+from jaxretr.indexes.opening import KINDS, kind_of
+from jaxretr.indexes.recall import Certificate, check_targets
 from jaxretr.indexes.recall import table as certificate_table
-from jaxretr.indexes.searching import check_store
 from jaxretr.indexes.source import IndexSource
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage import manifest
-from jaxretr.runtime.storage.copies import local_copy
 
 ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
 EncoderTarget = Literal["onnx", "stablehlo"]
@@ -177,82 +174,102 @@ def export(
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
         raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
 
-    if to in ENGINES:
-        from jaxretr.exports import engines
-
-        if index is None or corpus is None:
-            raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
-        written, summary, certificate = engines.export(
-            model,
-            to,
-            str(out),
-            table,
-            store=index,
-            corpus=corpus,
-            queries=queries,
-            k=k or 10,
-            seed=seed or 0,
-            target_recall=target_recall or 0.95,
-            graph={"m": hnsw_m, "ef_construction": ef_construction},
-        )
-        return Exported(written, to, summary, certificate)
+    if to in ENGINES and corpus is None:
+        raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
+    if to in INDEXES:
+        return _index(given)
     out = Path(out).expanduser()
-    if to == "scann":
-        return _scann(
-            model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size, engine or "scann"
-        )
     model_folder.check_free(out)
     if to in MODELS:
         model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
         return _model(loaded(model), out, to, layout, license)
-    if to in ENCODERS:
-        encoder = loaded(model)
-        if to == "onnx":
-            from jaxretr.exports.onnx_encoder import export as write
-        else:
-            from jaxretr.exports.stablehlo import export as write
-        return Exported(out, to, write(encoder, out, side=side or "question", source=name_of(encoder)))
-
-    store = open_store(index) if isinstance(index, str | Path) else index
-    assert store is not None
-    questions = None if queries is None else read_questions(queries)
     encoder = loaded(model)
-    check_store(store, encoder, name_of(encoder))
-    source = IndexSource.open(store)
+    if to == "onnx":
+        from jaxretr.exports.onnx_encoder import export as write
+    else:
+        from jaxretr.exports.stablehlo import export as write
+    return Exported(out, to, write(encoder, out, side=side or "question", source=name_of(encoder)))
+
+
+def _index(given: Mapping[str, Any]) -> Exported:
+    """Write the embeddings of a corpus as an index; `given` are the arguments of `export`, checked."""
+    to, corpus, queries = given["to"], given["corpus"], given["queries"]
+    targets = check_targets(given["target_recall"] or 0.95)
+    out: Any = Path(given["out"]).expanduser()
+    if to == "pgvector":
+        from jaxretr.indexes.pgvector.address import Address
+
+        out = Address.parse(str(given["out"]), given["table"])
+    elif to == "scann":
+        from jaxretr.indexes.certified.layout import check_target
+
+        out = check_target(out)
+        engine_of(given["engine"] or "scann").require()
+    else:
+        model_folder.check_free(out)
+    # Find every error of the input before the model is loaded.
+    store = open_store(given["index"]) if isinstance(given["index"], str | Path) else given["index"]
+    questions = None if queries is None else read_questions(queries)
+    encoder = loaded(given["model"])
+    check_store(store, encoder)
     asked = None if questions is None else encode_texts(encoder, questions, None)
     with Progress(store.meta.rows, "passage", "exported") as progress:
+        measured: dict[str, Any] = {
+            "questions": asked,
+            "k": given["k"] or 10,
+            "seed": given["seed"] or 0,
+            "advance": progress.advance,
+        }
+        if to == "scann":
+            from jaxretr.indexes.certified.index import ScannIndex
+
+            workdir = out.absolute().parent  # On the file system of the result: the files are large.
+            workdir.mkdir(parents=True, exist_ok=True)
+            engine, train_size = given["engine"] or "scann", given["train_size"]
+            how = {"target_recall": targets, "train_size": train_size, "engine": engine, "workdir": workdir}
+            built = ScannIndex.build(store, **how, **measured)
+            built.save(out)
+            return Exported(out, to, f"{len(built)} passages", built.certificate)
+        source = IndexSource.open(store)
+        if to in ENGINES:
+            if to == "pgvector":
+                from jaxretr.indexes.pgvector.build import export as load
+            else:
+                from jaxretr.indexes.lance.build import export as load
+            from jaxretr.indexes.graph_width import GraphOptions
+
+            options = GraphOptions(
+                m=given["hnsw_m"],
+                ef_construction=given["ef_construction"],
+                questions=asked,
+                targets=targets,
+                k=measured["k"],
+                seed=measured["seed"],
+            )
+            advance = progress.advance
+            summary, certificate = load(source, encoder, out, corpus=corpus, options=options, advance=advance)
+            return Exported(out.shown if to == "pgvector" else out, to, summary, certificate)
         if to == "vertex":
             from jaxretr.indexes.interchange import vertex
             from jaxretr.indexes.passage_fields import VertexFields
 
-            fields = None if corpus is None else VertexFields(restricts or (), crowding)
-            written = vertex.export(
-                source, encoder, out, corpus=corpus, fields=fields, since=since, advance=progress.advance
-            )
+            fields = None if corpus is None else VertexFields(given["restricts"] or (), given["crowding"])
+            since, advance = given["since"], progress.advance
+            summary = vertex.export(source, encoder, out, corpus=corpus, fields=fields, since=since, advance=advance)
         elif to == "pyserini":
             from jaxretr.indexes.interchange import pyserini
 
-            written = pyserini.export(source, encoder, out, corpus=corpus, advance=progress.advance)
+            summary = pyserini.export(source, encoder, out, corpus=corpus, advance=progress.advance)
         elif to == "live":
-            from jaxretr.indexes.live import build as live
-
-            assert corpus is not None
-            written = live.export(
-                source,
-                out,
-                corpus=corpus,
-                questions=asked,
-                settings=LiveSettings(engine=engine),
-                advance=progress.advance,
+            settings = LiveSettings(engine=given["engine"])
+            summary = live.export(
+                source, out, corpus=corpus, questions=asked, settings=settings, advance=progress.advance
             )
         else:
             from jaxretr.indexes.interchange import faiss_index
 
-            settings: dict[str, Any] = {"questions": asked, "k": k or 10, "seed": seed or 0}
-            written = faiss_index.export(
-                source, encoder, out, faiss_kind or "flat", **settings, advance=progress.advance
-            )
-    return Exported(out, to, written)
+            summary = faiss_index.export(source, encoder, out, given["faiss_kind"] or "flat", **measured)
+    return Exported(out, to, summary)
 
 
 def _model(encoder: Encoder, out: Path, to: Any, layout: Any, license: str | None) -> Exported:
@@ -267,55 +284,14 @@ def _model(encoder: Encoder, out: Path, to: Any, layout: Any, license: str | Non
     )
 
 
-def _scann(
-    model: Encoder | Path_ | Callable[[], Encoder],
-    out: Path,
-    index: EmbeddingStore | Path_ | None,
-    queries: Path_ | None,
-    k: int,
-    seed: int,
-    target_recall: float | Sequence[float],
-    train_size: int | None,
-    engine: EngineName,
-) -> Exported:
-    from jaxretr.indexes.certified.index import ScannIndex
-    from jaxretr.indexes.certified.layout import check_target
-
-    out = check_target(out)
-    engine_of(engine).require()
-    store = open_store(index) if isinstance(index, str | Path) else index
-    assert store is not None
-    questions = None if queries is None else read_questions(queries)
-    encoder = loaded(model)
-    check_store(store, encoder, name_of(encoder))
-    embeddings: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
-    workdir = out.absolute().parent  # On the file system of the result: the files are large.
-    workdir.mkdir(parents=True, exist_ok=True)
-    with Progress(store.meta.rows, "passage", "hashed") as progress:
-        built = ScannIndex.build(
-            store,
-            target_recall=target_recall,
-            k=k,
-            questions=embeddings,
-            train_size=train_size,
-            engine=engine,
-            seed=seed,
-            workdir=workdir,
-            advance=progress.advance,
-        )
-    built.save(out)
-    return Exported(out, "scann", f"{len(built)} passages", built.certificate)
-
-
-# The module for each kind that manifest.json names; its verify(folder) -> str recomputes what the folder promises.
+# The module for each kind that manifest.json names, apart from indexes that jaxretr opens itself; its verify(folder) -> str
+# recomputes what the folder promises.
 _MODULES = {
-    "scann": "jaxretr.indexes.certified.upkeep",
     "vertex": "jaxretr.indexes.interchange.vertex",
     "pyserini": "jaxretr.indexes.interchange.pyserini",
     "faiss": "jaxretr.indexes.interchange.faiss_index",
     "onnx": "jaxretr.exports.onnx_encoder",
     "stablehlo": "jaxretr.exports.stablehlo",
-    "lance": "jaxretr.indexes.lance.build",
 }
 
 
@@ -331,26 +307,14 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
       UserError: something differs (one line that names all of it), or the folder is none of these.
       UsageError: a library is named for a folder that contains no model.
     """
-    if is_live(folder):
-        if library is not None:
-            raise UsageError(f"{folder}: is a live index, which {library} does not read; leave --with out")
-        return Verification(str(folder), verify_live(folder))
-    if str(folder).startswith("pgvector:"):
-        from jaxretr.exports import engines
-
-        if library is not None:
-            raise UsageError(f"a table of PostgreSQL is not read by {library}; leave --with out")
-        return Verification(*engines.verify_pgvector(str(folder)))
-    if not is_store(folder):
-        return Verification(str(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
+    kind, place = kind_of(folder)
+    check = None if kind is None else kind.function("verify")
+    if kind is None or check is None:
+        return Verification(str(folder), _verify_export(Path(place), library))
+    shown = kind.shown(str(folder))
     if library is not None:
-        raise UsageError(f"{folder}: is an embedding store, which {library} does not read; leave --with out")
-    store = EmbeddingStore.open(folder)
-    verify_store(store)
-    meta = store.meta
-    return Verification(
-        str(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
-    )
+        raise UsageError(f"{shown}: is {kind.what}, which {library} does not read; leave --with out")
+    return Verification(shown, _checked(check, place))
 
 
 def update(
@@ -403,15 +367,21 @@ def _verify_export(folder: Path, library: Library | None) -> str:
         if library is not None:
             raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave --with out")
         if kind not in _MODULES:
-            hint = did_you_mean(kind, _MODULES) or "; install a newer jaxretr"
+            hint = did_you_mean(kind, (*_MODULES, *KINDS)) or "; install a newer jaxretr"
             raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
-        check: Callable[[Path], str] = import_module(_MODULES[kind]).verify
-        try:
-            return check(folder)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-            # No byte differs from the hashes, so the manifest was written over, with a hash of its own.
-            raise UserError(
-                f"{folder / manifest.MANIFEST}: its facts are not those of an export --to {kind} "
-                f"({type(error).__name__}: {error}); export again"
-            ) from error
+        return _checked(import_module(_MODULES[kind]).verify, folder)
     return str(verify_model(folder, library))
+
+
+def _checked(check: Callable[[Any], str], place: str | Path) -> str:
+    """Verify an index or an export; return a summary of what agrees."""
+    if not (isinstance(place, Path) or manifest.is_export(Path(place))):
+        return check(place)
+    try:
+        return check(place)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        # No byte differs from the hashes, so the manifest was written over, with a hash of its own.
+        raise UserError(
+            f"{Path(place) / manifest.MANIFEST}: its facts are not those of an export --to "
+            f"{manifest.read(Path(place)).kind} ({type(error).__name__}: {error}); export again"
+        ) from error

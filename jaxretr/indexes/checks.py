@@ -1,55 +1,61 @@
-"""The checks that every database's index makes: of the model, and of the shape of vectors."""
+"""The check of every kind of index: whether the model that encodes the questions made it."""
 
-from collections.abc import Sequence
+import logging
 
-import numpy as np
-
+from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import Encoder, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
-from jaxretr.indexes.exact.host_rows import checked_matrix
-from jaxretr.indexes.searching import another_model, check_dim
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Index
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UserError
 
+log = logging.getLogger(__name__)
 
-def check_model(where: str, dim: int, model: str, fingerprint: str, encoder: Encoder | None) -> None:
+
+def check_model(
+    where: str, dim: int, model: str | None, fingerprint: str | None, encoder: Encoder | None, name: str | None = None
+) -> None:
     """Refuse an index of another model than the one that encodes the questions.
 
     Args:
       where: the name of the index in errors.
-      dim, model, fingerprint: the index's.
+      dim, model, fingerprint: the index's; a fingerprint of None is noted, since nothing tells which model made it.
       encoder: the model; None: nothing is encoded, so there is nothing to compare.
+      name: the model's name in errors; by default the place that it was loaded from.
+
+    Raises:
+      UserError: another model made it, or its vectors are not as long as the model's.
     """
     if encoder is None:
         return
-    check_dim(where, dim, model, encoder, name_of(encoder))
-    if fingerprint != model_fingerprint(encoder):
-        raise another_model(where, model, name_of(encoder))
+    name, whose = name or name_of(encoder), f" ({model})" if model else ""
+    if dim != (size := encoder.config.embedding_size):
+        if isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size:
+            remedy = f"search with --truncate-dim {dim}"
+        else:
+            remedy = "search with that model" if model else "search with its own model"
+        raise UserError(
+            f"{where}: contains embeddings of {dim} dimensions{whose}, but {name} gives {size}; "
+            f"{remedy}, or encode the corpus again"
+        )
+    if fingerprint is None:
+        log.info("%s does not state which model made it; make sure that it was %s", where, name)
+    elif fingerprint != model_fingerprint(encoder):
+        raise UserError(
+            f"{where}: was encoded with another model{whose} than {name}, or with another --passage-prompt; "
+            "search with that model, or encode the corpus again"
+        )
 
 
-def check_questions(vectors: np.ndarray, dim: int, k: int) -> np.ndarray:
-    """The questions' vectors as float32 [B, D].
-
-    Raises:
-      UserError: another shape, NaN or infinity, or k < 1.
-    """
-    if k < 1:
-        raise UserError(f"k={k} must be at least 1")
-    return checked_matrix(vectors, dim, "questions")
+def check_index(index: Index, encoder: Encoder, name: str | None = None) -> None:
+    """Refuse an index that another model made; see `check_model`."""
+    standing = index.standing
+    check_model(index.name, index.dim, standing.model, standing.model_fingerprint, encoder, name)
 
 
-def check_documents(documents: Sequence[Document], vectors: np.ndarray, dim: int) -> np.ndarray:
-    """The passages' vectors as float32 [n, D].
-
-    Raises:
-      UserError: another shape, NaN or infinity, or ids that repeat.
-    """
-    found = checked_matrix(vectors, dim, "vectors") if len(documents) else np.empty((0, dim), np.float32)
-    if len(found) != len(documents):
-        raise UserError(f"vectors: {len(found)} for {len(documents)} documents; give one for each")
-    seen: set[str] = set()
-    for document in documents:
-        if document.id in seen:
-            raise UserError(f"documents: the id {document.id[:80]!r} occurs twice; give every passage an id of its own")
-        seen.add(document.id)
-    return found
+def check_store(store: EmbeddingStore, encoder: Encoder | None, name: str | None = None) -> None:
+    """Refuse a store that holds no passages, or that another model made; see `check_model`."""
+    meta = store.meta
+    if meta.side != "passage":
+        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus with --side passage")
+    check_model(str(store.folder), meta.dim, meta.model, meta.model_fingerprint, encoder, name)

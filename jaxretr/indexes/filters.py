@@ -1,16 +1,12 @@
 """Filters of the rows that a search may find: ids to allow or to deny, and fields that must have a value."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
-from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
 from jaxretr.runtime.errors import UserError, did_you_mean
 
 # The values that a field may hold, which are JSON's.
@@ -72,9 +68,9 @@ class Filters:
             mask[self._rows_of("allow", allow)] = True
         if deny is not None:
             mask[self._rows_of("deny", deny)] = False
-        for field, wanted in _several(where or {}).items():
+        for field, wanted in several_of(where or {}).items():
             codes, code_of = self._field(field)
-            chosen = [code_of.get(_key(value)) for value in wanted]
+            chosen = [code_of.get(key_of(value)) for value in wanted]
             mask &= np.isin(codes, [code for code in chosen if code is not None])
         return mask
 
@@ -96,7 +92,7 @@ class Filters:
             self._row_of = {known: row for row, known in enumerate(self._ids)}
         row = self._row_of.get(name) if isinstance(name, str) else None
         if row is None:
-            hint = _nearest(str(name), self._ids) or "; give ids of this index"
+            hint = nearest(str(name), self._ids) or "; give ids of this index"
             raise UserError(f"{what}: no id {name!r} among the {self.rows} of the index{hint}")
         return row
 
@@ -105,7 +101,7 @@ class Filters:
             raise unknown_field(field, self.metadata)
         if field not in self._codes:
             code_of: dict[tuple[type, Value], int] = {}
-            codes = [code_of.setdefault(_key(value), len(code_of)) for value in self.metadata[field]]
+            codes = [code_of.setdefault(key_of(value), len(code_of)) for value in self.metadata[field]]
             self._codes[field] = np.array(codes, np.int32), code_of
         return self._codes[field]
 
@@ -128,7 +124,7 @@ def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
       UserError: a field that is not there, or a value that no field holds.
     """
     names, found = list(known), {}
-    for field, wanted in _several(where).items():
+    for field, wanted in several_of(where).items():
         if field not in names:
             raise unknown_field(field, names)
         for value in wanted:
@@ -143,7 +139,7 @@ def is_value(value: Any) -> bool:
     return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
 
 
-def _several(where: Where) -> dict[str, list[Value]]:
+def several_of(where: Where) -> dict[str, list[Value]]:
     """Field -> the values of which a row must have one there.
 
     Raises:
@@ -155,7 +151,7 @@ def _several(where: Where) -> dict[str, list[Value]]:
     for field, wanted in where.items():
         wanted = wanted.tolist() if isinstance(wanted, np.ndarray) else wanted
         several = isinstance(wanted, Iterable) and not isinstance(wanted, str | bytes | Mapping)
-        found[field] = [_scalar(value) for value in (wanted if several else [wanted])]
+        found[field] = [scalar_of(value) for value in (wanted if several else [wanted])]
         for value in found[field]:
             if value is not None and not isinstance(value, str | int | float):
                 raise _no_value(field, value)
@@ -166,18 +162,18 @@ def _no_value(field: str, value: Any) -> UserError:
     return UserError(f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None")
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     # difflib takes minutes over millions of names; the first thousands have the nearest one or give no hint.
     return did_you_mean(name, list(islice(names, 20_000)))
 
 
-def _key(value: Any) -> tuple[type, Value]:
+def key_of(value: Any) -> tuple[type, Value]:
     """1 and 1.0 are the same value, True is another one."""
-    value = _scalar(value)
+    value = scalar_of(value)
     return (bool if isinstance(value, bool) else object), value
 
 
-def _scalar(value: Any) -> Any:
+def scalar_of(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -186,7 +182,7 @@ def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
         raise UserError(f"metadata: the name {field!r} of a field is not a string")
     if isinstance(values, str) or len(values) != rows:
         raise UserError(f"metadata: field {field!r} has {len(values)} values for {rows} rows; give one for each row")
-    found = [_scalar(value) for value in values]
+    found = [scalar_of(value) for value in values]
     for row, value in enumerate(found):
         if value is not None and type(value) not in (str, int, float, bool):
             kind = type(value).__name__
@@ -194,133 +190,3 @@ def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"metadata: field {field!r} contains {value} at row {row}; give None for a missing value")
     return found
-
-
-# ---- the filters of `jaxretr.search`, whose ids may be in files and whose fields in the corpus -----------------------
-
-_IDS = ("_id", "id", "docid")
-
-
-@dataclass(frozen=True)
-class RowFilter:
-    """The conditions that a passage must meet to be found, for every kind of index.
-
-    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same.
-
-    Attributes:
-      allow: ids of the only passages to search, or a file with one per line.
-      deny: ids of passages to exclude, or a file with one per line.
-      where: field -> the value that a passage must have, or several of which it must have one.
-      corpus: JSON lines with the fields that the index itself lacks.
-    """
-
-    allow: Iterable[str] | Path | None = None
-    deny: Iterable[str] | Path | None = None
-    where: Where | None = None
-    corpus: str | Path | None = None
-
-    def __bool__(self) -> bool:
-        return self.allow is not None or self.deny is not None or bool(self.where)
-
-    def mask(self, ids: Sequence[str], metadata: Metadata, index: str) -> np.ndarray | None:
-        """Return which rows pass.
-
-        Args:
-          ids: the index's N ids.
-          metadata: the index's own fields, field -> N values.
-          index: the index's name in messages.
-
-        Returns:
-          bool [N]; None without filters.
-
-        Raises:
-          UserError: an unknown id, field or value, a bad file, or no passage passes.
-        """
-        if not self:
-            return None
-        wanted = {field: [_text(value) for value in values] for field, values in _several(self.where or {}).items()}
-        columns = self._columns(list(wanted), ids, metadata, index)
-        for field, values in wanted.items():
-            there = set(columns[field])
-            for value in values:
-                if value not in there:
-                    hint = _nearest(str(value), sorted(filter(None, there))) or "; check the spelling"
-                    raise UserError(f"where {field}={value}: no passage has this value{hint}")
-        allow, deny = (
-            _read_ids(given, ids, index) if isinstance(given, Path) else given for given in (self.allow, self.deny)
-        )
-        mask = Filters(len(ids), ids, columns).mask(allow, deny, wanted)
-        assert mask is not None
-        if not mask.any():
-            raise UserError(f"{index}: no passage passes the filters; loosen allow, deny or where")
-        return mask
-
-    def _columns(
-        self, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
-    ) -> dict[str, list[str | None]]:
-        """Return the values of the fields as text, each N, from the index or else from the corpus."""
-        columns = {field: [_text(value) for value in metadata[field]] for field in fields if field in metadata}
-        missing = [field for field in fields if field not in columns]
-        if not missing:
-            return columns
-        if self.corpus is None:
-            hint = did_you_mean(missing[0], metadata) or "; give the corpus, JSON lines that have it"
-            raise UserError(f"where {missing[0]}: the index has no such field{hint}")
-        return columns | _corpus_columns(self.corpus, missing, ids, metadata, index)
-
-
-def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
-    """Read ids of the index, one per line."""
-    known, found = set(ids), []
-    for number, line in numbered_lines(find_input(path)):
-        name = line.rstrip("\r\n")
-        if not name:
-            continue
-        try:
-            check_utf8(name)
-        except RowError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-        if name not in known:
-            hint = _nearest(name, sorted(known)) or "; give one id of the index per line"
-            raise UserError(f"{path}:{number}: {index} has no passage '{name}'{hint}")
-        found.append(name)
-    return found
-
-
-def _corpus_columns(
-    corpus: str | Path, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
-) -> dict[str, list[str | None]]:
-    """Read fields of the index's passages from JSON lines; None where a passage lacks one."""
-    path = find_input(corpus, "corpus.jsonl")
-    row_of = {name: row for row, name in enumerate(ids)}
-    columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}
-    seen: dict[str, None] = {}
-    found = 0
-    for number, content in json_lines(path):
-        try:
-            if isinstance(content, RowError):
-                raise content
-            row = row_of.get(string_field(content, _IDS, allow_int=True) or "")
-        except RowError as error:
-            raise UserError(f"{path}:{number}: {error}; where needs JSON lines") from None
-        if row is None:
-            continue
-        found += 1
-        inner = content.get("metadata")
-        values = {**content, **inner} if isinstance(inner, dict) else content
-        seen.update(dict.fromkeys(values))
-        for field, column in columns.items():
-            column[row] = _text(values.get(field))
-    if found < len(ids):
-        raise UserError(f"{path}: lacks {len(ids) - found} of the {len(ids)} passages of {index}; give its corpus")
-    for field in fields:
-        if field not in seen:
-            hint = did_you_mean(field, [*seen, *metadata]) or f"; there are {', '.join(list(seen)[:20])}"
-            raise UserError(f"where {field}: no passage of {path} has such a field{hint}")
-    return columns
-
-
-def _text(value: Any) -> str | None:
-    """A value as one types it: true, 2019, en."""
-    value = _scalar(value)
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

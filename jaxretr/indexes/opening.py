@@ -1,33 +1,113 @@
-"""Opens the index that `--index` names, of any kind that the service can search."""
+"""Opens an index of any kind: `KINDS` is the one place that tells them apart."""
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import jax
 
 from jaxretr.config import EngineName
-from jaxretr.data.corpus import Corpus
-from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.embeddings import index_folder
-from jaxretr.embeddings.embedding_store import is_store
-from jaxretr.embeddings.encoding import Encoder, name_of
-from jaxretr.embeddings.fingerprints import model_fingerprint
-from jaxretr.indexes import read_only
+from jaxretr.embeddings.embedding_store import EmbeddingStore, is_store
+from jaxretr.embeddings.encoding import Encoder, Path_
+from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.index import Index, Opening
 from jaxretr.indexes.live.database import DATABASE
-from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.searching import is_scann
-from jaxretr.indexes.served import ServedIndex
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.copies import local_copy
-from jaxretr.runtime.storage.paths import cache_root
 
-# Engines of other packages: prefix of --index -> the module with `open(text, name=, encoder=)`.
-_ENGINES = {"pgvector": "jaxretr.indexes.pgvector.index", "lance": "jaxretr.indexes.lance.index"}
+if TYPE_CHECKING:
+    from jaxretr.indexes.certified.index import ScannIndex
 
+    AnyIndex: TypeAlias = Path_ | Index | EmbeddingStore | ExactIndex | ScannIndex
+
+
+@dataclass(frozen=True)
+class IndexKind:
+    """A kind of index.
+
+    Attributes:
+      module: the module with `open(place, opening) -> Index`; perhaps with `verify(place) -> str`, which recomputes what
+        an index promises and sums up what agrees; and with `shown(place) -> str`, if a place may hold a password.
+      what: an index of the kind in messages.
+      holds: a function that tells whether a folder is one; None: only what begins with the kind's name and a colon is.
+      has_texts: whether an index holds its passages' titles and texts.
+      shared: whether several processes can search an index together.
+    """
+
+    module: str
+    what: str
+    holds: Callable[[Path], bool] | None = None
+    has_texts: bool = False
+    shared: bool = False
+
+    def open(self, place: str, opening: Opening) -> Index:
+        """Open an index; see `open_index`."""
+        return importlib.import_module(self.module).open(place, opening)
+
+    def function(self, name: str) -> Callable[[str], str] | None:
+        """The module's `verify` or `shown`, None where it has none."""
+        return getattr(importlib.import_module(self.module), name, None)
+
+    def shown(self, place: str) -> str:
+        """A place in messages."""
+        return (self.function("shown") or str)(place)
+
+
+def _exported(kind: str) -> Callable[[Path], bool]:
+    return lambda folder: manifest.is_export(folder) and manifest.read(folder).kind == kind
+
+
+def _is_live(folder: Path) -> bool:
+    return (folder / DATABASE).is_file()
+
+
+def _is_exact(folder: Path) -> bool:
+    return (folder / index_folder.META).exists()
+
+
+_ROOM = "jaxretr.indexes"
+
+KINDS = {
+    "store": IndexKind(f"{_ROOM}.exact.store", "an embedding store", is_store, shared=True),
+    "live": IndexKind(f"{_ROOM}.live.kind", "a live index", _is_live, has_texts=True),
+    "scann": IndexKind(f"{_ROOM}.certified.kind", "an export --to scann", _exported("scann")),
+    "lance": IndexKind(f"{_ROOM}.lance.index", "an export --to lance", _exported("lance"), has_texts=True),
+    "exact": IndexKind(f"{_ROOM}.exact.saved", "an exact index", _is_exact, shared=True),
+    "pgvector": IndexKind(f"{_ROOM}.pgvector.index", "a table of PostgreSQL", has_texts=True),
+}
+"""The kinds of indexes, by name; of those that tell a folder to be theirs the first one opens it."""
 
 RESERVED = ("indexes", "embeddings", "rerank", "models")
 """Names that are taken by the service's own paths."""
+
+
+def kind_of(place: Path_) -> tuple[IndexKind | None, str]:
+    """The kind of a place, None for no index, and the place as its kind opens it: without a name before a colon, and
+    of a folder in a bucket the local copy, except for stores, which are read there.
+    """
+    text = str(place)
+    prefix, colon, rest = text.partition(":")
+    if colon and prefix in KINDS:
+        return KINDS[prefix], rest
+    if is_store(text):
+        return KINDS["store"], text
+    folder = Path(local_copy(text)).expanduser()
+    found = (kind for kind in KINDS.values() if kind.holds is not None and kind.holds(folder))
+    return next(found, None), str(folder)
+
+
+def has_texts(index: "AnyIndex") -> bool:
+    """Whether an index, or the one at a place, holds its passages' titles and texts."""
+    if isinstance(index, str | Path):
+        kind, _ = kind_of(index)
+        return kind is not None and kind.has_texts
+    return isinstance(index, Index) and index.facts().get("texts", True)
 
 
 def check_name(name: str) -> str:
@@ -63,18 +143,18 @@ def named(text: str) -> tuple[str, str]:
 
 def open_index(
     text: str,
-    encoder: Encoder,
-    corpus: str | Path | None = None,
+    encoder: Encoder | None = None,
+    corpus: Path_ | None = None,
     *,
     name: str | None = None,
     engine: EngineName | None = None,
-) -> ServedIndex:
-    """Open an index of any kind.
+) -> Index:
+    """Open an index of any kind for many searches; see `opened` for one.
 
     Args:
-      text: a live folder (one is made where there is nothing), an embedding store, an exact index, a ScaNN folder,
-        `pgvector:DSN` or `lance:DIR`.
-      encoder: the model that made it.
+      text: an embedding store, a live folder (one is made where there is nothing, if a model is given), an exact index,
+        a ScaNN folder, `lance:DIR` or `pgvector:DSN`.
+      encoder: the model that made it; None: it is not compared with any.
       corpus: the file of its passages, for the kinds that hold no texts.
       name: its name in requests; None: see `named`.
       engine: the engine of a live index's snapshots; None: see `LiveSettings`.
@@ -84,46 +164,61 @@ def open_index(
     """
     if name is None:
         name, text = named(text)
-    prefix, colon, _ = text.partition(":")
-    if colon and prefix in _ENGINES:
-        _refuse(corpus, text, "has the texts itself")
-        opened: Callable[..., ServedIndex] = importlib.import_module(_ENGINES[prefix]).open
-        return opened(text, name=name, encoder=encoder)
-    if is_store(text):
-        return read_only.open_embeddings(name, text, encoder, *_texts(corpus))
-    folder = Path(local_copy(text)).expanduser()
-    if (folder / DATABASE).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        _refuse(corpus, text, "has the texts itself")
-        return open_live(folder, name, encoder, engine)
-    if is_scann(folder):
-        return read_only.open_scann(name, folder, encoder, *_texts(corpus))
-    if (folder / index_folder.META).exists():
-        return read_only.open_exact(name, folder, encoder, *_texts(corpus))
-    raise UserError(
-        f"{text}: no index; give a live folder, an embedding store (jaxretr encode), an exact index, a ScaNN folder "
+    kind, place = kind_of(text)
+    folder = Path(place)
+    if kind is None and encoder is not None and not (folder.exists() and (folder.is_file() or any(folder.iterdir()))):
+        kind = KINDS["live"]
+    if kind is None:
+        raise _no_index(text)
+    if kind.has_texts and corpus is not None:
+        raise UserError(f"{kind.shown(text)}: has the texts itself; leave --corpus out")
+    return kind.open(place, Opening(name, encoder, corpus, engine))
+
+
+@contextmanager
+def opened(index: "AnyIndex", questions: int, k: int) -> Iterator[Index]:
+    """Yield an index of any kind, opened for one search: its vectors need not be in memory.
+
+    Args:
+      index: a place, see `open_index`, or an index or a store that is open already, which is not closed at the end.
+      questions: the number of questions.
+      k: hits per question.
+
+    Raises:
+      UserError: it is no index, or is damaged.
+      UsageError: several processes, with a kind of index that only one can search.
+    """
+    opening = Opening(str(index) if isinstance(index, str | Path) else repr(index), once=True, questions=questions, k=k)
+    if isinstance(index, str | Path):
+        kind, place = kind_of(index)
+        if kind is None:
+            raise _no_index(index)
+        opening = replace(opening, name=kind.shown(opening.name))
+        _check_alone(opening.name, kind.shared)
+        found = kind.open(place, opening)
+        try:
+            yield found
+        finally:
+            found.close()
+    elif isinstance(index, EmbeddingStore):
+        yield importlib.import_module(KINDS["store"].module).streamed(index, replace(opening, name=str(index.folder)))
+    elif isinstance(index, ExactIndex):
+        yield importlib.import_module(KINDS["exact"].module).as_index(index, opening)
+    elif isinstance(index, Index):
+        _check_alone(index.name, shared=False)
+        yield index
+    else:
+        _check_alone(repr(index), shared=False)
+        yield importlib.import_module(KINDS["scann"].module).as_index(index, opening, repr(index))
+
+
+def _check_alone(name: str, shared: bool) -> None:
+    if not shared and jax.process_count() > 1:
+        raise UsageError(f"{name}: is searched in one process; start only one")
+
+
+def _no_index(place: Path_) -> UserError:
+    return UserError(
+        f"{place}: no index; give a live folder, an embedding store (jaxretr encode), an exact index, a ScaNN folder "
         "(jaxretr export --to scann), pgvector:DSN or lance:DIR"
     )
-
-
-def open_live(folder: Path, name: str, encoder: Encoder, engine: EngineName | None = None) -> ServedIndex:
-    """Open a live folder, or make an empty one."""
-    return LiveIndex.open(
-        folder,
-        name=name,
-        model=name_of(encoder),
-        model_fingerprint=model_fingerprint(encoder, "passage"),
-        dim=encoder.config.embedding_size,
-        settings=LiveSettings(engine=engine),
-    )
-
-
-def _texts(corpus: str | Path | None) -> tuple[Corpus | None, str]:
-    """The corpus, mapped into memory, and its name in errors."""
-    if corpus is None:
-        return None, "corpus"
-    return mapped_corpus(corpus, cache_root() / "corpora"), str(corpus)
-
-
-def _refuse(corpus: str | Path | None, text: str, why: str) -> None:
-    if corpus is not None:
-        raise UserError(f"{text}: {why}; leave --corpus out")

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxretr.embeddings.encoding import Encoder, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
-from jaxretr.indexes.served import Standing
+from jaxretr.indexes.index import Standing
 from jaxretr.models.embed import Side
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve.batching import Batcher, Lane

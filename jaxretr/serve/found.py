@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions
+from jaxretr.indexes.index import Document, Findings, Hit, SearchOptions
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder

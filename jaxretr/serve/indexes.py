@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jaxretr.indexes.index import Index
 from jaxretr.indexes.opening import check_name
-from jaxretr.indexes.served import ServedIndex
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
 
@@ -26,9 +26,9 @@ class Indexes:
 
     def __init__(
         self,
-        opened: Mapping[str, ServedIndex],
+        opened: Mapping[str, Index],
         data: Path | None,
-        make: Callable[[Path, str], ServedIndex] | None,
+        make: Callable[[Path, str], Index] | None,
         threads: ThreadPoolExecutor,
     ):
         self._indexes, self._data, self._make, self._threads = dict(opened), data, make, threads
@@ -44,7 +44,7 @@ class Indexes:
         """All names, the oldest index first."""
         return list(self._indexes)
 
-    def get(self, name: str) -> ServedIndex:
+    def get(self, name: str) -> Index:
         """The index with the given name.
 
         Raises:
@@ -58,7 +58,7 @@ class Indexes:
         return self._indexes[name]
 
     @contextlib.asynccontextmanager
-    async def used(self, name: str) -> AsyncIterator[ServedIndex]:
+    async def used(self, name: str) -> AsyncIterator[Index]:
         """Yield the index with the given name, which is not closed within the block.
 
         Raises:
@@ -73,7 +73,7 @@ class Indexes:
             async with self._left:
                 self._left.notify_all()
 
-    async def create(self, name: str) -> ServedIndex:
+    async def create(self, name: str) -> Index:
         """Create an empty index in the data folder.
 
         Raises:
@@ -142,7 +142,7 @@ class Indexes:
             list(closing.map(lambda index: index.close(), self._indexes.values()))
 
 
-def _facts(index: ServedIndex) -> dict[str, Any]:
+def _facts(index: Index) -> dict[str, Any]:
     try:
         return index.facts()
     except UserError as error:

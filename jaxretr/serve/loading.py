@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jaxretr.config import EngineName
 from jaxretr.embeddings.encoding import Encoder
+from jaxretr.indexes.index import Index
 from jaxretr.indexes.live.database import DATABASE
-from jaxretr.indexes.opening import check_name, named, open_index, open_live
-from jaxretr.indexes.served import ServedIndex
+from jaxretr.indexes.opening import check_name, named, open_index
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.service import Service
@@ -67,14 +67,14 @@ class Parts:
     def load(self) -> Service:
         """Load all parts; return a service that is not started."""
         encoder = self.encoder()
-        indexes: dict[str, ServedIndex] = {}
+        indexes: dict[str, Index] = {}
         try:
             for name, (place, corpus) in self._named().items():
                 indexes[name] = open_index(place, encoder, corpus, name=name, engine=self.engine)
             for folder in _made_before(self.data):
                 if folder.name in indexes:
                     raise UserError(f"{folder}: there is an --index {folder.name} as well; give that another name")
-                indexes[folder.name] = open_live(folder, folder.name, encoder, self.engine)
+                indexes[folder.name] = open_index(str(folder), encoder, name=folder.name, engine=self.engine)
             reranker = None if self.reranker is None else self.reranker()
             return Service(
                 encoder,
@@ -82,7 +82,7 @@ class Parts:
                 reranker=reranker,
                 settings=self.settings,
                 data=self.data,
-                make=lambda folder, name: open_live(folder, name, encoder, self.engine),
+                make=lambda folder, name: open_index(str(folder), encoder, name=name, engine=self.engine),
             )
         except BaseException:
             for index in indexes.values():

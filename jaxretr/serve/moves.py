@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.indexes.index import Document, Index
 from jaxretr.indexes.live import reindex
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import Document, ServedIndex
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve.embedding import Embedding, Model
@@ -41,7 +41,7 @@ class Moves:
         self._errors: dict[str, str] = {}
         self._preparing: set[str] = set()
 
-    async def begin(self, index: ServedIndex, to: str) -> dict[str, Any]:
+    async def begin(self, index: Index, to: str) -> dict[str, Any]:
         """Begin to move an index to a model; return its progress.
 
         Raises:
@@ -70,7 +70,7 @@ class Moves:
         thread.start()
         return await loop.run_in_executor(None, self.state, live)
 
-    def state(self, index: ServedIndex) -> dict[str, Any]:
+    def state(self, index: Index) -> dict[str, Any]:
         """The progress of an index's last move; blocks.
 
         Raises:
@@ -84,7 +84,7 @@ class Moves:
             facts |= {"phase": "failed", "error": self._errors[live.name]}
         return facts
 
-    async def rollback(self, index: ServedIndex) -> dict[str, Any]:
+    async def rollback(self, index: Index) -> dict[str, Any]:
         """Return an index to its previous model.
 
         Raises:
@@ -159,7 +159,7 @@ class Moves:
         return encode
 
 
-def _live(index: ServedIndex) -> LiveIndex:
+def _live(index: Index) -> LiveIndex:
     if not isinstance(index, LiveIndex):
         raise Invalid("only a live index can move to another model; this one is not live")
     return index

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.reranking import name_of_scorer
-from jaxretr.indexes.served import Document
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.pair_scorer import PairScorer
 from jaxretr.serve.batching import Batcher, Lane, Observer

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from jaxretr.indexes.index import Findings, Index, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import Findings, SearchOptions, ServedIndex
 from jaxretr.serve import answers
 from jaxretr.serve.embedding import Embedding, Model
 from jaxretr.serve.found import AnswerHits, asked_texts, asked_vectors, asked_weights, search_options
@@ -101,7 +101,7 @@ class Searching:
         return await self._shared.run(kind, vectors, options, search)
 
     async def _questions(
-        self, request: SearchRequest, index: ServedIndex, model: Model
+        self, request: SearchRequest, index: Index, model: Model
     ) -> tuple[list[str] | None, np.ndarray, int]:
         """The texts of a search, None where vectors are given; the vectors to search with; the number of texts cut."""
         texts, weights = asked_texts(request), asked_weights(model.encoder, request)

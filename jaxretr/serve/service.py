@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxretr.embeddings.encoding import Encoder
 from jaxretr.indexes.exact import search_blocks
+from jaxretr.indexes.index import Document, Index, SearchOptions
 from jaxretr.indexes.live.writes import ModelChanged
-from jaxretr.indexes.served import Document, SearchOptions, ServedIndex
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.embed import Side
@@ -62,12 +62,12 @@ class Service:
     def __init__(
         self,
         encoder: Encoder,
-        indexes: Mapping[str, ServedIndex],
+        indexes: Mapping[str, Index],
         *,
         reranker: Scorer | None = None,
         settings: Settings | None = None,
         data: Path | None = None,
-        make: Callable[[Path, str], ServedIndex] | None = None,
+        make: Callable[[Path, str], Index] | None = None,
         name: str | None = None,
     ):
         self.settings = settings or Settings()

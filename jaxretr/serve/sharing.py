@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxretr.indexes.served import Findings, SearchOptions, ServedIndex
+from jaxretr.indexes.index import Findings, Index, SearchOptions
 
 # Questions of a pass; a request of more is a pass of its own.
 _MOST = 64
@@ -24,10 +24,10 @@ class Kind:
       k: hits per question.
       exact, target_recall: see `SearchOptions`.
       model_fingerprint: the fingerprint of the questions' model; None: the index is not told.
-      with_documents, with_vectors: whether the hits' documents and vectors are read; see `ServedIndex.find`.
+      with_documents, with_vectors: whether the hits' documents and vectors are read; see `Index.find`.
     """
 
-    index: ServedIndex
+    index: Index
     k: int
     exact: bool
     target_recall: float | None

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
+from jaxretr.indexes.index import Document, Index, StorageFull, Writable, Written
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import Document, ServedIndex, StorageFull, WritableIndex, Written
 from jaxretr.serve.embedding import Embedding
 from jaxretr.serve.indexes import Indexes
 from jaxretr.serve.problems import DiskFull, Invalid, ReadOnly
@@ -61,8 +61,8 @@ class Writing:
             raise DiskFull(str(error) or "the disk is full; nothing was written, and reading goes on") from None
 
 
-def _writable(name: str, index: ServedIndex) -> WritableIndex:
-    if not isinstance(index, WritableIndex):
+def _writable(name: str, index: Index) -> Writable:
+    if not isinstance(index, Writable):
         raise ReadOnly(
             f"the index {name!r} is read-only; convert it with jaxretr export --to live, and serve the result"
         )

@@ -11,8 +11,8 @@ from tiny import DATA
 from jaxretr import DualEncoder, cli
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.served import Document, SearchOptions
 
 
 def run(*words: object) -> int:

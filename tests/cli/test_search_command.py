@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +11,9 @@ from test_cli import CORPUS, QUERIES, run, train_once
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_trec
 from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.runtime.storage import manifest
 
 K = 6
 
@@ -219,51 +217,25 @@ def test_indexes_that_are_wrong(trained, store, tmp_path, capsys):
     assert "latin.tsv:1:" in (error := the_error(capsys)) and "UTF-8" in error
 
 
-def scann_folder(folder: Path, **facts: object) -> Path:
-    folder.mkdir()
-    manifest.write(folder, "scann", facts)
-    return folder
-
-
-def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, monkeypatch):
-    """With a stand-in for the class, whose own tests are elsewhere: the folder's kind decides, and the model must fit."""
-    meta = EmbeddingStore.open(store).meta
-    asked: list[tuple[tuple[int, ...], int, list[str] | None]] = []
-
-    @dataclasses.dataclass
-    class Facts:
-        dim: int
-        model: str
-        model_fingerprint: str
-
-    class Index:
-        def __init__(self, facts: Facts):
-            self.facts, self.rows = facts, SimpleNamespace(ids=["p", "q"])
-
-        def search(self, queries: np.ndarray, k: int, allow: list[str] | None) -> tuple[np.ndarray, list[list[str]]]:
-            asked.append((queries.shape, k, allow))
-            return np.zeros((len(queries), 1), np.float32), [["p"]] * len(queries)
-
-        @classmethod
-        def load(cls, folder: str) -> "Index":
-            return cls(Facts(**manifest.read(Path(folder)).facts))
-
-    monkeypatch.setitem(sys.modules, "jaxretr.indexes.certified.index", SimpleNamespace(ScannIndex=Index))  # type: ignore[arg-type]
-    words = ["search", trained / "run", "--queries", QUERIES, "--out", tmp_path / "r", "-k", 3, "--index"]
-    good = scann_folder(tmp_path / "good", dim=meta.dim, model="m", model_fingerprint=meta.model_fingerprint)
-    assert run(*words, good) == 0
-    count = len(read_questions(QUERIES))
-    assert asked == [((count, meta.dim), 3, None)]
-    assert {tuple(hits) for hits in read_trec(tmp_path / "r").values()} == {("p",)}
-    (tmp_path / "denied").write_text("q\n")
-    assert run(*words, good, "--deny", tmp_path / "denied") == 0
-    assert asked[1] == ((count, meta.dim), 3, ["p"])
+def test_a_scann_folder_is_searched_if_the_model_made_it(trained, store, scores, tmp_path, capsys):
+    words = ["search", trained / "run", "--queries", QUERIES, "--out", tmp_path / "r", "-k", K, "--index"]
+    index = ScannIndex.build(EmbeddingStore.open(store), workdir=tmp_path)
+    index.save(tmp_path / "good")
+    assert run(*words, tmp_path / "good") == 0
+    assert [list(hits) for hits in read_trec(tmp_path / "r").values()] == best(scores, [True] * len(scores[0]))
+    (tmp_path / "denied").write_text(f"{scores[0][3]}\n")
+    assert run(*words, tmp_path / "good", "--deny", tmp_path / "denied") == 0
+    there = [row != 3 for row in range(len(scores[0]))]
+    assert [list(hits) for hits in read_trec(tmp_path / "r").values()] == best(scores, there)
     (tmp_path / "denied").write_text("nobody\n")
-    assert run(*words, good, "--deny", tmp_path / "denied") == 1
+    assert run(*words, tmp_path / "good", "--deny", tmp_path / "denied") == 1
     assert "'nobody'" in the_error(capsys)
-    other = scann_folder(tmp_path / "other", dim=meta.dim, model="another", model_fingerprint="0")
-    assert run(*words, other) == 1
+    index.facts = dataclasses.replace(index.facts, model="another", model_fingerprint="0")
+    index.save(tmp_path / "other")
+    assert run(*words, tmp_path / "other") == 1
     assert "was encoded with another model (another)" in the_error(capsys)
-    wide = scann_folder(tmp_path / "wide", dim=meta.dim + 1, model="another", model_fingerprint="0")
-    assert run(*words, wide) == 1
-    assert f"contains embeddings of {meta.dim + 1} dimensions (another)" in the_error(capsys)
+    dim = EmbeddingStore.open(store).meta.dim + 1
+    wide = ScannIndex.build(np.ones((3, dim), np.float32), ["a", "b", "c"], workdir=tmp_path)
+    wide.save(tmp_path / "wide")
+    assert run(*words, tmp_path / "wide") == 1
+    assert f"contains embeddings of {dim} dimensions" in the_error(capsys)

@@ -10,7 +10,7 @@ from tiny import DATA
 
 from jaxretr.clients.http import Client
 from jaxretr.data.corpus import read_corpus
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app

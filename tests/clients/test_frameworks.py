@@ -14,7 +14,7 @@ from memory_index import MemoryIndex
 from jaxretr.clients.http import Client
 from jaxretr.clients.local import Local
 from jaxretr.clients.source import Found
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UsageError, UserError
 

@@ -18,7 +18,7 @@ from running import running
 
 from jaxretr.clients.http import Client, ServiceError
 from jaxretr.clients.source import Found
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime import errors
 from jaxretr.runtime.errors import UserError

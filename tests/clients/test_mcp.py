@@ -13,7 +13,7 @@ from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 
 from jaxretr.clients.http import Client
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 from jaxretr.serve.mcp_tools import make_server
 from jaxretr.serve.problems import Overloaded
 from jaxretr.serve.service import Service

@@ -541,19 +541,22 @@ def test_options_of_other_targets(capsys: pytest.CaptureFixture[str], given: lis
     assert message in error and error.count("\n") == 1
 
 
-def test_scann_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scann_gets_its_options(encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `jaxretr export --to scann` passes on, given or not."""
     seen: list[Any] = []
-    monkeypatch.setattr("jaxretr.exports.exporting._scann", lambda model, *given: seen.append(given))
-    assert cli.main(["export", "model", "--out", "out", "--to", "scann", "--index", "store"]) == 0
-    assert cli.main(
-        ["export", "m", "--out", "o", "--to", "scann", "--index", "s", "--target-recall", "0.9,.95", "-k", "100"]
-    ) == 0  # fmt: skip
-    assert cli.main(["export", "m", "--out", "o", "--to", "scann", "--index", "s", "--engine", "faiss"]) == 0
+    names = ("k", "seed", "target_recall", "train_size", "engine", "questions")
+
+    def build(store: object, **given: Any) -> None:
+        seen.append(tuple(given[name] for name in names))
+        raise UserError("built")
+
+    monkeypatch.setattr("jaxretr.indexes.certified.index.ScannIndex.build", build)
+    for options in ([], ["--target-recall", "0.9,.95", "-k", "100"], ["--engine", "faiss", "--seed", "3"]):
+        assert cli.main(words(encoded, "scann", tmp_path / "out", *options)) == 1
     assert seen == [
-        (Path("out"), "store", None, 10, 0, 0.95, None, "scann"),
-        (Path("o"), "s", None, 100, 0, (0.9, 0.95), None, "scann"),
-        (Path("o"), "s", None, 10, 0, 0.95, None, "faiss"),
+        (10, 0, (0.95,), None, "scann", None),
+        (100, 0, (0.9, 0.95), None, "scann", None),
+        (10, 3, (0.95,), None, "faiss", None),
     ]
 
 

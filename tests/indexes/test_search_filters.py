@@ -5,7 +5,10 @@ import pytest
 from test_exact_search import BLOCK, DIM, brute_force, compiled, integers, mesh  # noqa: F401
 
 from jaxretr.indexes.exact import ExactIndex, search_blocks
-from jaxretr.indexes.filters import Filters, RowFilter, wanted_values
+from jaxretr.indexes.exact.saved import as_index
+from jaxretr.indexes.filters import Filters, wanted_values
+from jaxretr.indexes.index import Opening
+from jaxretr.indexes.row_filter import RowFilter
 from jaxretr.runtime.errors import UserError
 
 N = 1501
@@ -149,7 +152,9 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
         (lambda f: f.mask(deny=7), "is no list"),
         (lambda f: wanted_values({"year": [["a"]]}, ["year"]), "where year: a list is no value"),
         (
-            lambda f: RowFilter(where={"year": {"gte": 1}}).mask(IDS, {"year": YEARS}, "i"),
+            lambda f: RowFilter(where={"year": {"gte": 1}}).options(
+                as_index(ExactIndex(integers(N, DIM), IDS, metadata={"year": YEARS}), Opening("i"))
+            ),
             "where year: a dict is no value",
         ),
     ],

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.served import (
+from jaxretr.indexes.filters import Value
+from jaxretr.indexes.index import (
     Document,
     Findings,
     Hit,
@@ -66,6 +67,10 @@ class MemoryIndex:
     def find(self, vectors: np.ndarray, k: int, options: SearchOptions, **reading: bool) -> Findings:
         with self._lock:
             return find_unchanging(self, vectors, k, options, **reading)
+
+    def listing(self, fields: Sequence[str] = (), *, share: bool = False) -> tuple[list[str], dict[str, list[Value]]]:
+        found = [document for document, _ in self._rows.values()]
+        return [each.id for each in found], {name: [each.metadata.get(name) for each in found] for name in fields}
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         return [self._rows[id][0] if id in self._rows else None for id in ids]

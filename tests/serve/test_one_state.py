@@ -16,12 +16,12 @@ from running import running
 from serving import SMALL
 
 from jaxretr.clients.local import Local
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import fault_points
 from jaxretr.indexes.live import index as live_index
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.reindex import Model, Reindexing, rollback
-from jaxretr.indexes.opening import open_live
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.opening import open_index
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
@@ -306,7 +306,7 @@ def test_searches_under_writes_from_other_threads(watched: Watched) -> None:
 
 def test_three_thousand_searches_over_http_under_writes(encoder: DualEncoder, tmp_path: Path) -> None:
     """One client searches for English passages, and another moves all of them to German and back, and deletes them."""
-    service = Service(encoder, {"notes": open_live(tmp_path / "notes", "notes", encoder)}, settings=SMALL)
+    service = Service(encoder, {"notes": open_index(str(tmp_path / "notes"), encoder)}, settings=SMALL)
     service.start()
     done, versions = threading.Event(), 0
 

@@ -13,9 +13,9 @@ from jaxretr.config import EngineName
 from jaxretr.data.readers import read_corpus
 from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.index import Document, Hit, Index, SearchOptions, Writable
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.opening import named, open_index
-from jaxretr.indexes.served import Document, Hit, SearchOptions, ServedIndex, WritableIndex
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.loading import Parts
@@ -41,7 +41,7 @@ def ids_of(found: list[list[Hit]]) -> list[list[str]]:
     return [[hit.id for hit in hits] for hits in found]
 
 
-def check(index: ServedIndex, encoder: DualEncoder, rows: np.ndarray, *, texts: bool) -> None:
+def check(index: Index, encoder: DualEncoder, rows: np.ndarray, *, texts: bool) -> None:
     """What holds for every kind."""
     corpus = read_corpus(DATA)
     queries = encoder.encode_queries(["who lives there?", "when was it"])
@@ -69,7 +69,7 @@ def check(index: ServedIndex, encoder: DualEncoder, rows: np.ndarray, *, texts: 
         index.vectors(["unknown"])
     facts = index.facts()
     assert (facts["passages"], facts["dim"], facts["writable"]) == (20, 16, False)
-    assert not isinstance(index, WritableIndex)
+    assert not isinstance(index, Writable)
 
 
 @pytest.mark.parametrize("texts", [True, False])

@@ -13,7 +13,7 @@ from browser import chromium, new_page
 from running import running
 from tiny import DATA
 
-from jaxretr.indexes.opening import open_index, open_live
+from jaxretr.indexes.opening import open_index
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Key, Keys
@@ -39,7 +39,7 @@ def service(encoder: DualEncoder, store: Path, tmp_path_factory: pytest.TempPath
             {"wiki": open_index(str(store), encoder, DATA, name="wiki")},
             settings=Settings(max_batch_tokens=32),
             data=tmp_path_factory.mktemp("data"),
-            make=lambda folder, name: open_live(folder, name, encoder),
+            make=lambda folder, name: open_index(str(folder), encoder, name=name),
         )
     yield service
     service.close()

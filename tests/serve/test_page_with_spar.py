@@ -14,9 +14,9 @@ from tiny import DATA
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.indexes.certified.process import scann_problem
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.served import Document
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve.app import create_app

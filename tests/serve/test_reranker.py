@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 from jaxretr.models import question_scorer
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.serve.reranker import Reranker

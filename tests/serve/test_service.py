@@ -14,7 +14,7 @@ from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.encoding import encode
-from jaxretr.indexes.opening import open_index, open_live
+from jaxretr.indexes.opening import open_index
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
@@ -121,7 +121,11 @@ def test_a_service_that_has_not_started_says_so(encoder: DualEncoder) -> None:
 @pytest.fixture
 def with_data(encoder: DualEncoder, tmp_path: Path) -> Iterator[Service]:
     service = Service(
-        encoder, {}, settings=SMALL, data=tmp_path / "data", make=lambda folder, name: open_live(folder, name, encoder)
+        encoder,
+        {},
+        settings=SMALL,
+        data=tmp_path / "data",
+        make=lambda folder, name: open_index(str(folder), encoder, name=name),
     )
     service.start()
     yield service

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from memory_index import MemoryIndex
 
-from jaxretr.indexes.served import Findings, Hit, SearchOptions, Standing
+from jaxretr.indexes.index import Findings, Hit, SearchOptions, Standing
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve.sharing import Kind, SharedSearches
 

@@ -1,37 +1,23 @@
 """The beginning of a file, by which its format is detected."""
 
-import re
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from jaxretr.data.csv_tables import csv_rows
-from jaxretr.data.source import Input, Source
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import (
     RowError,
     first_character,
     first_line,
     json_array,
+    json_bracket,
     json_lines,
     numbered_lines,
 )
 from jaxretr.runtime.errors import UserError
 
 _ROWS_LOOKED_AT = 200
-
-# Lines without texts: TREC's run, whose tag does not end as a line of JSON does, its judgements, and three columns.
-_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
-_IDS_AND_NUMBERS = re.compile(
-    rf'\s*(\S+\s+){{3}}-?\d+\s+{_NUMBER}\s+\S*[^][{{}}:,"\s]\s*'
-    rf"|\s*\S+\s+Q?0\s+\S+\s+-?\d+\s*|[^\t]+\t[^\t]+\t *{_NUMBER} *",
-    re.ASCII,
-)
-
-
-def json_bracket(path: Input) -> str:
-    """Return the bracket that a file of JSON begins with; "" for another, a run whose first id begins with one included."""
-    first = first_character(path)
-    return first if first in ("[", "{") and not _IDS_AND_NUMBERS.fullmatch(first_line(path)) else ""
 
 
 class Head:

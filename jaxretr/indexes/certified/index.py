@@ -21,7 +21,7 @@ from jaxretr.indexes.certified.layout import Facts
 from jaxretr.indexes.certified.rows import VECTORS, Rows
 from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.tuning import Setting
-from jaxretr.indexes.exact.host_rows import checked_matrix, embedding_matrix
+from jaxretr.indexes.exact.host_rows import checked_matrix, checked_questions, embedding_matrix
 from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate, check_targets, of_target
@@ -246,9 +246,7 @@ class ScannIndex:
           allowed: bool [N], the rows that may be found; all by default. Where they are few all of them are scored, and
             where they are many, the engine is asked; the limit was measured for the target, see filtering.py.
         """
-        queries = checked_matrix(queries, self.facts.dim)
-        if k < 1:
-            raise UserError(f"k={k} must be at least 1")
+        queries = checked_questions(queries, self.facts.dim, k)
         there = len(self) if allowed is None else int(np.count_nonzero(allowed))
         if not there:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)

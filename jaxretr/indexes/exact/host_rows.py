@@ -125,6 +125,13 @@ def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = 
     return read_rows(rows, 0, len(rows), dtype=np.dtype(np.float32), source=source)
 
 
+def checked_questions(vectors: np.ndarray, dim: int, k: int, source: str = "queries") -> np.ndarray:
+    """Check the questions of a search for k hits of each, and copy them to float32 [B, D]; see `checked_matrix`."""
+    if k < 1:
+        raise UserError(f"k={k} must be at least 1")
+    return checked_matrix(vectors, dim, source)
+
+
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory that XLA takes as a CPU device's without a copy."""
     size = math.prod(shape) * dtype.itemsize

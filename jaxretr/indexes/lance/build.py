@@ -101,7 +101,7 @@ def verify(folder: Path) -> str:
     problems = [] if len(table) == facts["rows"] else [f"the table holds {len(table)} rows, not {facts['rows']}"]
     vectors, expected = golden_hits.read(folder)
     found = table.search(vectors, golden_hits.TOP, None)
-    hits = Hits([one.ids for one in found], [one.scores.tolist() for one in found])
+    hits = Hits([one.ids for one in found], [list(map(float, one.scores)) for one in found])
     problems += [difference] if (difference := golden_hits.difference(hits, expected)) else []
     said = (
         f"{len(table)} rows in LanceDB, of {facts['model']}; {len(expected.ids)} golden questions find their passages"

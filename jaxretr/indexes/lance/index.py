@@ -1,53 +1,53 @@
 """Searches a folder that `jaxretr export --to lance` wrote: `lance:DIR`. It is read-only: export again to change it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxretr.embeddings.encoding import Encoder
 from jaxretr.indexes import recall
-from jaxretr.indexes.checks import check_model, check_questions
+from jaxretr.indexes.checks import check_model
+from jaxretr.indexes.exact.host_rows import checked_questions
+from jaxretr.indexes.filters import Value
 from jaxretr.indexes.graph_width import Width, width_of
-from jaxretr.indexes.lance.table import KIND, LanceTable, Only
-from jaxretr.indexes.served import Document, Hit, SearchOptions, Standing, find_unchanging
+from jaxretr.indexes.index import Document, Hit, Opening, SearchOptions, Standing, find_unchanging
+from jaxretr.indexes.lance import build
+from jaxretr.indexes.lance.table import KIND, LanceTable
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import manifest
 
-PREFIX = "lance:"
 
-
-def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex":
+def open(place: str, opening: Opening) -> "LanceIndex":
     """Open a folder.
-
-    Args:
-      text: the folder, with or without "lance:" before it.
-      name: the index's name in requests.
-      encoder: the model of the service; None: the folder's model is not compared with it.
 
     Raises:
       UserError: it is no such folder, another model made it, or LanceDB is not installed.
     """
-    return LanceIndex(Path(text.removeprefix(PREFIX)).expanduser(), name, encoder)
+    return LanceIndex(Path(place).expanduser(), opening)
+
+
+def verify(place: str) -> str:
+    """Recompute what a folder promises; see `build.verify`."""
+    return build.verify(Path(place).expanduser())
 
 
 class LanceIndex:
-    """A LanceDB table as a `ServedIndex`; see `jaxretr.indexes.served`.
+    """A LanceDB table as a `Index`; see `jaxretr.indexes.index`.
 
     Attributes:
       name: its name in requests.
     """
 
-    def __init__(self, folder: Path, name: str, encoder: Encoder | None):
+    def __init__(self, folder: Path, opening: Opening):
         """Use `open`."""
         stated = manifest.read(folder)
         if stated.kind != KIND:
             raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to lance")
         facts = stated.facts
-        check_model(str(folder), facts["dim"], facts["model"], facts["model_fingerprint"], encoder)
-        self.name, self._folder, self._facts = name, folder, facts
+        check_model(str(folder), facts["dim"], facts["model"], facts["model_fingerprint"], opening.encoder)
+        self.name, self._folder, self._facts = opening.name, folder, facts
         self._settings = [Width(**setting) for setting in facts["settings"]]
         self._certificate = recall.read(folder) if self._settings else None
         self._table = LanceTable(folder, facts["fields"], facts["dim"])
@@ -62,26 +62,33 @@ class LanceIndex:
 
     @property
     def standing(self) -> Standing:
-        """The index's standing; see `ServedIndex`."""
+        """The index's standing; see `Index`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implement `ServedIndex.is_exact`."""
+        """Implement `Index.is_exact`."""
         return options.exact or not self._settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implement `ServedIndex.search`."""
-        vectors = check_questions(vectors, self.dim, k)
+        """Implement `Index.search`."""
+        vectors = checked_questions(vectors, self.dim, k, "questions")
         width = None
         if not options.exact and self._settings:
             width = width_of(self._settings, options.target_recall, str(self._folder))
-        found = self._table.search(vectors, k, width, Only(options.where, options.allow, options.deny))
-        return [[Hit(*hit) for hit in zip(one.ids, one.scores.tolist(), strict=True)] for one in found]
+        found = self._table.search(vectors, k, width, options)
+        return [list(map(Hit, one.ids, map(float, one.scores))) for one in found]
 
     find = find_unchanging
 
+    def listing(
+        self, fields: Sequence[str] = (), *, share: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
+        """Implement `Index.listing`."""
+
+        return self._table.listing(fields)
+
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implement `ServedIndex.documents`."""
+        """Implement `Index.documents`."""
         rows = self._table.rows(ids, ["title", "text", "metadata"])
         found = {
             name: Document(name, row["title"], row["text"], json.loads(row["metadata"])) for name, row in rows.items()
@@ -89,7 +96,7 @@ class LanceIndex:
         return [found.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implement `ServedIndex.vectors`."""
+        """Implement `Index.vectors`."""
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]
         if missing:
@@ -97,7 +104,7 @@ class LanceIndex:
         return np.array([rows[name]["embedding"] for name in ids], np.float32).reshape(len(ids), self.dim)
 
     def facts(self) -> dict[str, Any]:
-        """Implement `ServedIndex.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
+        """Implement `Index.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
         facts = self._facts
         return {
             "engine": "lance",
@@ -115,4 +122,4 @@ class LanceIndex:
         }
 
     def close(self) -> None:
-        """Implement `ServedIndex.close`; LanceDB has nothing to close."""
+        """Implement `Index.close`; LanceDB has nothing to close."""

@@ -6,16 +6,18 @@ Filters are LanceDB's expressions, over columns with names of our own and litera
 composed. LanceDB's distances are 1 - q.x in float32, so scores are computed again from the vectors of what was found.
 """
 
+import functools
 import json
+import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxretr.indexes.filters import Value, Where, wanted_values
+from jaxretr.indexes.filters import Value, wanted_values
+from jaxretr.indexes.index import SearchOptions, TableHits
 from jaxretr.runtime.errors import UnavailableError, UserError, import_extra, reason
 
 lancedb = import_extra("lancedb", "lance")
@@ -83,48 +85,20 @@ def batch(
     return pa.record_batch(columns, schema=schema(vectors.shape[1], len(fields)))
 
 
-@dataclass(frozen=True)
-class Found:
-    """The hits of one question, best first.
+def condition(options: SearchOptions, fields: Sequence[str]) -> Expr | None:
+    """The filters of a search as LanceDB's expression; None if every row may be found.
 
-    Attributes:
-      rows: row numbers, int64 [n], n <= k.
-      ids: the rows' ids.
-      scores: inner products, float64 sums rounded to float32, [n].
+    Raises:
+      UserError: an unknown field, or what is no value of a field.
     """
-
-    rows: np.ndarray
-    ids: list[str]
-    scores: np.ndarray
-
-
-@dataclass(frozen=True)
-class Only:
-    """The filter of a search; its fields are those of `jaxretr.indexes.pgvector.searching.Only`."""
-
-    where: Where = field(default_factory=dict)
-    allow: Sequence[str] | None = None
-    deny: Sequence[str] = ()
-
-    def condition(self, fields: Sequence[str]) -> Expr | None:
-        """The filter as LanceDB's expression; None if every row may be found.
-
-        Raises:
-          UserError: an unknown field, or what is no value of a field.
-        """
-        parts: list[Expr] = []
-        if self.allow is not None:
-            parts.append(_one_of(expressions.col("id"), [name for name in self.allow if _is_text(name)]))
-        if denied := [name for name in self.deny if _is_text(name)]:
-            parts.append(~_one_of(expressions.col("id"), denied))
-        for name, wanted in wanted_values(self.where, fields).items():
-            parts.append(_one_of(expressions.col(column_of(fields.index(name))), [as_cell(value) for value in wanted]))
-        if not parts:
-            return None
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole & part
-        return whole
+    parts: list[Expr] = []
+    if options.allow is not None:
+        parts.append(_one_of(expressions.col("id"), [name for name in options.allow if _is_text(name)]))
+    if denied := [name for name in options.deny if _is_text(name)]:
+        parts.append(~_one_of(expressions.col("id"), denied))
+    for name, wanted in wanted_values(options.where, fields).items():
+        parts.append(_one_of(expressions.col(column_of(fields.index(name))), [as_cell(value) for value in wanted]))
+    return functools.reduce(operator.and_, parts) if parts else None
 
 
 class LanceTable:
@@ -151,14 +125,16 @@ class LanceTable:
     def __len__(self) -> int:
         return self._rows
 
-    def search(self, vectors: np.ndarray, k: int, width: int | None, only: Only | None = None) -> list[Found]:
+    def search(
+        self, vectors: np.ndarray, k: int, width: int | None, options: SearchOptions | None = None
+    ) -> list[TableHits]:
         """Find the rows with the highest inner products.
 
         Args:
           vectors: float32 [B, D].
           k: rows per question.
           width: candidates that the graph's search holds; None: every row is scored.
-          only: the filter.
+          options: the filters are used; None: there are none.
 
         Returns:
           B results; in those of an exact search, equal scores are in the order of rows.
@@ -166,14 +142,14 @@ class LanceTable:
         Raises:
           UserError: an unknown field.
         """
-        condition = None if only is None else only.condition(self.fields)
+        passing = None if options is None else condition(options, self.fields)
         if width is None:
-            return [self._exact(vector, k, condition) for vector in vectors]
-        found = [self._ask(vector, k, condition, width) for vector in vectors]
+            return [self._exact(vector, k, passing) for vector in vectors]
+        found = [self._ask(vector, k, passing, width) for vector in vectors]
         # The index found too few, or there are no more: only looking at every row can tell.
-        enough = min(k, self._rows) if condition is None else k
+        enough = min(k, self._rows) if passing is None else k
         return [
-            one if len(one.rows) >= enough else self._exact(vector, k, condition)
+            one if len(one.rows) >= enough else self._exact(vector, k, passing)
             for one, vector in zip(found, vectors, strict=True)
         ]
 
@@ -190,23 +166,30 @@ class LanceTable:
         )
         return {row["id"]: row for row in query.to_arrow().to_pylist()}
 
-    def _exact(self, vector: np.ndarray, k: int, condition: Expr | None) -> Found:
+    def listing(self, fields: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
+        """The ids of all rows in their order, and their values of some fields."""
+        columns = {name: column_of(self.fields.index(name)) for name in fields}
+        table = self.table.search().select(["row", "id", *columns.values()]).limit(self._rows).to_arrow().sort_by("row")
+        values = {name: [json.loads(cell) for cell in table[column].to_pylist()] for name, column in columns.items()}
+        return table["id"].to_pylist(), values
+
+    def _exact(self, vector: np.ndarray, k: int, passing: Expr | None) -> TableHits:
         asked = k + _MORE
         while True:
-            found = self._ask(vector, asked, condition, None)
+            found = self._ask(vector, asked, passing, None)
             # No row beyond the end may have the last result's score, since rows of equal scores come in any order.
             if len(found.rows) < asked or found.scores[-1] < found.scores[k - 1]:
-                return Found(found.rows[:k], found.ids[:k], found.scores[:k])
+                return TableHits(found.rows[:k], found.ids[:k], found.scores[:k])
             asked *= 2
 
-    def _ask(self, vector: np.ndarray, k: int, condition: Expr | None, width: int | None) -> Found:
+    def _ask(self, vector: np.ndarray, k: int, passing: Expr | None, width: int | None) -> TableHits:
         query = self.table.search(vector, vector_column_name=VECTOR).distance_type("dot").limit(k)
         if width is None:
             query = query.bypass_vector_index()
         else:
             query = query.ef(max(width, k * _REFINED)).refine_factor(_REFINED).nprobes(_ALL_PARTS)
-        if condition is not None:
-            query = query.where(condition, prefilter=True)
+        if passing is not None:
+            query = query.where(passing, prefilter=True)
         try:
             table = query.select(["row", "id", VECTOR, "_distance"]).to_arrow()
         except (OSError, ValueError, RuntimeError) as error:
@@ -218,7 +201,7 @@ class LanceTable:
         scores = (vectors.astype(np.float64) @ vector.astype(np.float64)).astype(np.float32)
         order = np.lexsort((rows, -scores))
         ids = table["id"].to_pylist()
-        return Found(rows[order], [ids[place] for place in order.tolist()], scores[order])
+        return TableHits(rows[order], [ids[place] for place in order.tolist()], scores[order])
 
 
 def write(

@@ -14,13 +14,13 @@ from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
 from jaxretr.indexes.certified.upkeep import Updated
 from jaxretr.indexes.filters import Value
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import database, snapshots, writes
 from jaxretr.indexes.live.database import Database
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.offline import encoding_model
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import verify
-from jaxretr.indexes.served import Document
 from jaxretr.indexes.source import IndexSource, rebatched, silent
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.dual_encoder import EncodeDtype

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxretr.indexes.index import Document, StorageFull
 from jaxretr.indexes.live import fault_points
-from jaxretr.indexes.served import Document, StorageFull
 from jaxretr.runtime.errors import UserError
 
 DATABASE = "live.sqlite"

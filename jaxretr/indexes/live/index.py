@@ -5,13 +5,15 @@ import functools
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.exact.host_rows import checked_matrix
+from jaxretr.indexes.exact.host_rows import checked_matrix, checked_questions
+from jaxretr.indexes.filters import Value
+from jaxretr.indexes.index import Document, Findings, Hit, SearchOptions, Standing, Written
 from jaxretr.indexes.live import database, fault_points, snapshots, writes
 from jaxretr.indexes.live.certifying import Certified, RecentQuestions
 from jaxretr.indexes.live.database import Database, Space
@@ -23,7 +25,6 @@ from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.upkeep import Upkeep
 from jaxretr.indexes.live.view import View
 from jaxretr.indexes.live.writes import Change, Delete, ModelChanged, Upsert
-from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions, Standing, Written
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
 
@@ -40,7 +41,7 @@ _TRIES = 20
 
 
 class LiveIndex:
-    """A `WritableIndex`: writes that `upsert` and `delete` acknowledge are on disk, and every later search sees them.
+    """A `Writable`: writes that `upsert` and `delete` acknowledge are on disk, and every later search sees them.
 
     Exact searches give what an `ExactIndex` of the passages gives, in the order in which they were last written.
 
@@ -142,7 +143,7 @@ class LiveIndex:
 
     @property
     def standing(self) -> Standing:
-        """The index's standing; see `ServedIndex`."""
+        """The index's standing; see `Index`."""
         return _standing(self._view)
 
     def __len__(self) -> int:
@@ -151,7 +152,7 @@ class LiveIndex:
     def search(
         self, vectors: np.ndarray, k: int, options: SearchOptions, *, model_fingerprint: str | None = None
     ) -> list[list[Hit]]:
-        """Find the passages with the highest inner products; see `ServedIndex.search`.
+        """Find the passages with the highest inner products; see `Index.search`.
 
         Args:
           vectors: float32 [B, D].
@@ -160,7 +161,7 @@ class LiveIndex:
           model_fingerprint: the fingerprint of the model that encoded the questions; by default the index's.
 
         Raises:
-          UserError: see `ServedIndex.search`.
+          UserError: see `Index.search`.
           ModelChanged: the index has moved to another model.
         """
         return self.find(vectors, k, options, model_fingerprint=model_fingerprint).hits
@@ -175,7 +176,7 @@ class LiveIndex:
         with_vectors: bool = False,
         model_fingerprint: str | None = None,
     ) -> Findings:
-        """Implement `ServedIndex.find`; see `search` for the fingerprint and the errors.
+        """Implement `Index.find`; see `search` for the fingerprint and the errors.
 
         A view has everything but the texts. Since the content of a row never changes, a row that is still in the database
         has the text that was searched. If a write has removed one of them meanwhile, the search is repeated inside a
@@ -183,9 +184,7 @@ class LiveIndex:
         """
         view = self._view
         _check_space(view.space, model_fingerprint)
-        vectors = checked_matrix(vectors, view.space.dim)
-        if k < 1:
-            raise UserError(f"k={k} must be at least 1")
+        vectors = checked_questions(vectors, view.space.dim, k)
         self.questions.add(vectors)
         wanted = (vectors, k, options, with_documents, with_vectors)
         if (findings := self._findings(view, None, *wanted)) is not None:
@@ -257,17 +256,24 @@ class LiveIndex:
         """Whether a search with these options is exact, because it was requested or the passages are few."""
         return not self._view.is_approximate(options)
 
+    def listing(
+        self, fields: Sequence[str] = (), *, share: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
+        """Implement `Index.listing`."""
+
+        return self._view.listing(fields)
+
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """The passages of these ids, None for one that is not there."""
         with self.database.reading() as connection:
             return database.documents(connection, ids)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """The vectors of passages that are there, float32 [n, D]; see `ServedIndex.vectors`."""
+        """The vectors of passages that are there, float32 [n, D]; see `Index.vectors`."""
         return self._view.vectors(ids)
 
     def facts(self) -> dict[str, Any]:
-        """The facts for /info, see `ServedIndex.facts`, with sequences, the tail, and the certificate's time."""
+        """The facts for /info, see `Index.facts`, with sequences, the tail, and the certificate's time."""
         view, certified = self._view, self.certified
         facts = view.facts() | {"name": self.name, "disk_bytes": database.size(self.folder)}
         if certified is not None and view.base.scann is not None and certified.snapshot == view.base.sequence:
@@ -280,7 +286,7 @@ class LiveIndex:
     def upsert(
         self, documents: Sequence[Document], vectors: np.ndarray, *, model_fingerprint: str | None = None
     ) -> Written:
-        """Add or replace passages, all or none; see `WritableIndex.upsert`.
+        """Add or replace passages, all or none; see `Writable.upsert`.
 
         Args:
           documents: n documents of different ids.
@@ -288,7 +294,7 @@ class LiveIndex:
           model_fingerprint: the fingerprint of the model that encoded them; by default the index's.
 
         Raises:
-          UserError, StorageFull: see `WritableIndex.upsert`.
+          UserError, StorageFull: see `Writable.upsert`.
           ModelChanged: the index has moved to another model.
         """
         space, also = self._view.space, list(self.also.values())

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.indexes.exact.host_rows import checked_matrix
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import database, fault_points, snapshots, writes
 from jaxretr.indexes.live.certifying import Certified
 from jaxretr.indexes.live.database import Space
@@ -26,7 +27,6 @@ from jaxretr.indexes.live.opening import open_newest
 from jaxretr.indexes.live.snapshots import Incomplete
 from jaxretr.indexes.live.view import View
 from jaxretr.indexes.live.writes import Change
-from jaxretr.indexes.served import Document
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError

@@ -11,11 +11,12 @@ from jaxretr.indexes.exact import first_pass
 from jaxretr.indexes.exact.host_rows import scaled_questions, unscaled
 from jaxretr.indexes.exact.host_search import HostSearch
 from jaxretr.indexes.exact.slabs import QUERY_BUCKETS
+from jaxretr.indexes.filters import Value
+from jaxretr.indexes.index import Hit, SearchOptions
 from jaxretr.indexes.live.database import Space
 from jaxretr.indexes.live.segments import Base, Segment, TailRows, columns_of
 from jaxretr.indexes.live.writes import Change
 from jaxretr.indexes.recall import of_target
-from jaxretr.indexes.served import Hit, SearchOptions
 from jaxretr.runtime.errors import UserError, did_you_mean
 
 # Fewer products than this are computed by the thread that searches: handing rows to others takes longer, and much longer
@@ -92,6 +93,11 @@ class View:
         return View(self.space, self.sequence, base, tail, base_there, np.ones(len(tail), bool), room, self.count)
 
     @property
+    def _segments(self) -> tuple[tuple[Segment, NDArray[np.bool_]], ...]:
+        """Base and tail, each with the mask of its rows that exist."""
+        return (self.base, self.base_there), (self.tail, self.tail_there)
+
+    @property
     def changes(self) -> int:
         """Rows that were added to or removed from the base."""
         return len(self.tail) + len(self.base) - int(np.count_nonzero(self.base_there))
@@ -99,18 +105,18 @@ class View:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def search(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Find passages; see `ServedIndex.search`."""
+        """Find passages; see `Index.search`."""
         return self.hits(*self.found(vectors, k, options))
 
     def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
         """The hits of each question, made of the scores and positions that `found` returned."""
         return [
-            [Hit(self.id(place), score) for score, place in zip(found, places, strict=True)]
+            list(map(Hit, map(self.id, places), found))
             for found, places in zip(scores.tolist(), positions.tolist(), strict=True)
         ]
 
     def found(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> Found:
-        """Find passages; see `ServedIndex.search`."""
+        """Find passages; see `Index.search`."""
         if options.target_recall is not None and self.base.scann is not None:
             settings = self.base.scann.facts.settings
             of_target(settings, options.target_recall, "the index", "choose one of these")
@@ -237,16 +243,29 @@ class View:
         """The fields that documents have."""
         return list(dict.fromkeys((*self.base.columns, *self.tail.columns)))
 
+    def listing(self, fields: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
+        """The ids of all rows that exist, in their order, and their values of some fields."""
+        parts = [(each, np.flatnonzero(there).tolist()) for each, there in self._segments]
+        values = {
+            name: [
+                each.columns[name][place] if name in each.columns else None
+                for each, places in parts
+                for place in places
+            ]
+            for name in fields
+        }
+        return [each.ids[place] for each, places in parts for place in places], values
+
     def _allowed(self, options: SearchOptions) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
         """Masks of the rows of base and tail that may be found; None: all that exist."""
-        if not options.where and options.allow is None and not options.deny:
+        if not options.is_filtered:
             return None
         for name in options.where:
             if name not in self.fields:
                 hint = did_you_mean(name, self.fields) or f"; it has {', '.join(self.fields) or 'none'}"
                 raise UserError(f"where: no field {name!r} in the index{hint}")
         masks = []
-        for segment, there in ((self.base, self.base_there), (self.tail, self.tail_there)):
+        for segment, there in self._segments:
             mask = there.copy()
             if options.where:
                 mask &= segment.passing(options.where)
@@ -260,10 +279,10 @@ class View:
         return masks[0], masks[1]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """The vectors of passages that are there, float32 [n, D]; see `ServedIndex.vectors`."""
+        """The vectors of passages that are there, float32 [n, D]; see `Index.vectors`."""
         found = np.empty((len(ids), self.space.dim), np.float32)
         for number, name in enumerate(ids):
-            for segment, there in ((self.tail, self.tail_there), (self.base, self.base_there)):
+            for segment, there in reversed(self._segments):
                 places = segment.places([name])
                 if len(places) and there[places[0]]:
                     found[number] = segment.vectors[places[0]]

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxretr.data.text_rows import RowError, check_utf8
 from jaxretr.indexes.filters import Value
+from jaxretr.indexes.index import Document, Written
 from jaxretr.indexes.live import database, fault_points
 from jaxretr.indexes.live.database import Space
-from jaxretr.indexes.served import Document, Written
 from jaxretr.runtime.errors import UserError
 
 _AT_A_TIME = 900

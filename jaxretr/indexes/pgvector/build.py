@@ -22,12 +22,13 @@ from jaxretr.indexes.graph_width import (
     padded,
     tuned_and_certified,
 )
+from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.passage_fields import documents
 from jaxretr.indexes.pgvector import table as tables
 from jaxretr.indexes.pgvector import writing
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection, Database, as_user_error
-from jaxretr.indexes.pgvector.searching import MOST_WIDTH, Only, search
+from jaxretr.indexes.pgvector.searching import MOST_WIDTH, search
 from jaxretr.indexes.pgvector.table import MOST_COLUMN_DIM, Names, State, TableFacts, as_json, indexed_as
 from jaxretr.indexes.recall import Certificate
 from jaxretr.indexes.source import IndexSource, silent
@@ -219,7 +220,7 @@ class _Loader:
 def _search(connection: Connection, names: Names, state: State) -> WidthSearch:
     """The search of the table; a width of 0 scores every row."""
     return lambda questions, k, width: [
-        found.rows for found in search(connection, names, state, questions, k, width or None, Only())
+        found.rows for found in search(connection, names, state, questions, k, width or None, SearchOptions())
     ]
 
 
@@ -293,8 +294,8 @@ def _content_problems(connection: Connection, names: Names, state: State) -> lis
 def _golden_problem(connection: Connection, names: Names, state: State) -> tuple[str, int]:
     content, raw = _evidence(connection, names, "golden", "golden_vectors")
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)
-    found = search(connection, names, state, vectors, golden_hits.TOP, None, Only())
-    hits = Hits([one.ids for one in found], [one.scores for one in found])
+    found = search(connection, names, state, vectors, golden_hits.TOP, None, SearchOptions())
+    hits = Hits([one.ids for one in found], [list(one.scores) for one in found])
     return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
 
 

@@ -2,23 +2,35 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxretr.embeddings.encoding import Encoder
-from jaxretr.indexes.checks import check_documents, check_model, check_questions
-from jaxretr.indexes.filters import is_value
+from jaxretr.indexes.checks import check_model
+from jaxretr.indexes.exact.host_rows import checked_matrix, checked_questions
+from jaxretr.indexes.filters import Value, is_value
 from jaxretr.indexes.graph_width import width_of
+from jaxretr.indexes.index import (
+    Document,
+    Findings,
+    Hit,
+    Opening,
+    SearchOptions,
+    Standing,
+    StorageFull,
+    Written,
+    ids_of,
+)
+from jaxretr.indexes.pgvector import build, writing
 from jaxretr.indexes.pgvector import table as tables
-from jaxretr.indexes.pgvector import writing
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection, Database, DatabaseFullError
-from jaxretr.indexes.pgvector.searching import Only, search
+from jaxretr.indexes.pgvector.searching import search
 from jaxretr.indexes.pgvector.table import Names, State, holds
 from jaxretr.indexes.recall import as_dict
-from jaxretr.indexes.served import Document, Findings, Hit, SearchOptions, Standing, StorageFull, Written, ids_of
 from jaxretr.runtime.errors import UserError, import_extra
 
 sql = import_extra("psycopg.sql", "pgvector")
@@ -32,20 +44,18 @@ TIMEOUT_S = 30.0
 
 
 def open(
-    text: str,
+    place: str,
+    opening: Opening,
     *,
-    name: str,
-    encoder: Encoder | None = None,
     connections: int = CONNECTIONS,
     timeout_s: float = TIMEOUT_S,
 ) -> "PgvectorIndex":
     """Open a table that `jaxretr export --to pgvector` wrote.
 
     Args:
-      text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the
-        password in ~/.pgpass or PGPASSWORD.
-      name: the index's name in requests.
-      encoder: the model of the service; None: the table's model is not compared with it.
+      place: the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the password in ~/.pgpass
+        or PGPASSWORD.
+      opening: the index's name, and the model of the service.
       connections: the most connections to the database.
       timeout_s: seconds that a statement may take.
 
@@ -53,11 +63,21 @@ def open(
       UnavailableError: the database cannot be reached.
       UserError: there is no such table, or another model made it.
     """
-    return PgvectorIndex(Address.parse(text), name, encoder, connections, timeout_s)
+    return PgvectorIndex(Address.parse(place), opening.name, opening.encoder, connections, timeout_s)
+
+
+def verify(place: str) -> str:
+    """Compare a table with the facts that its export stated; see `build.verify`."""
+    return build.verify(Address.parse(place))
+
+
+def shown(place: str) -> str:
+    """The address without a password."""
+    return Address.parse(place).shown
 
 
 class PgvectorIndex:
-    """A table in PostgreSQL as a `WritableIndex`; see `jaxretr.indexes.served`.
+    """A table in PostgreSQL as a `Writable`; see `jaxretr.indexes.index`.
 
     Each write is one transaction; writes are ordered, since each begins by incrementing the sequence number. If an export
     replaces the table, the next request notices.
@@ -93,15 +113,15 @@ class PgvectorIndex:
 
     @property
     def standing(self) -> Standing:
-        """The standing of the table that the last request found; see `ServedIndex`."""
+        """The standing of the table that the last request found; see `Index`."""
         return _standing(self._known)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implement `ServedIndex.is_exact`."""
+        """Implement `Index.is_exact`."""
         return options.exact or not self._known.facts.settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implement `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        """Implement `Index.search`. Exact scores are PostgreSQL's sums in float32."""
         return self.find(vectors, k, options).hits
 
     def find(
@@ -113,9 +133,8 @@ class PgvectorIndex:
         with_documents: bool = False,
         with_vectors: bool = False,
     ) -> Findings:
-        """Implement `ServedIndex.find` in one transaction."""
-        vectors = check_questions(vectors, self.dim, k)
-        only = Only(options.where, options.allow, options.deny)
+        """Implement `Index.find` in one transaction."""
+        vectors = checked_questions(vectors, self.dim, k, "questions")
 
         def ask(connection: Connection, state: State) -> Findings:
             if vectors.shape[1] != state.facts.dim:
@@ -124,8 +143,8 @@ class PgvectorIndex:
             width = None
             if not options.exact and settings:
                 width = width_of(settings, options.target_recall, self._address.shown) or None
-            found = search(connection, self._names, state, vectors, k, width, only)
-            hits = [[Hit(*hit) for hit in zip(one.ids, one.scores, strict=True)] for one in found]
+            found = search(connection, self._names, state, vectors, k, width, options)
+            hits = [list(map(Hit, one.ids, one.scores)) for one in found]
             return Findings(
                 _standing(state),
                 options.exact or not settings,
@@ -136,8 +155,20 @@ class PgvectorIndex:
 
         return self._run(ask)
 
+    def listing(
+        self, fields: Sequence[str] = (), *, share: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
+        """Implement `Index.listing`."""
+
+        columns = [sql.SQL("metadata -> {}").format(sql.Literal(name)) for name in fields]
+        statement = sql.SQL("SELECT {} FROM {} ORDER BY row").format(
+            sql.SQL(", ").join([sql.SQL("id"), *columns]), self._names.passages
+        )
+        rows = self._run(lambda connection, state: connection.execute(statement).fetchall())
+        return [row[0] for row in rows], {name: [row[n] for row in rows] for n, name in enumerate(fields, 1)}
+
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implement `ServedIndex.documents`."""
+        """Implement `Index.documents`."""
         found = self._run(lambda connection, state: self._documents(connection, ids))
         return [found.get(name) for name in ids]
 
@@ -147,7 +178,7 @@ class PgvectorIndex:
         return {row[0]: Document(*row) for row in rows}
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implement `ServedIndex.vectors`."""
+        """Implement `Index.vectors`."""
         found = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in found]
         if missing:
@@ -161,8 +192,14 @@ class PgvectorIndex:
         return {row[0]: row[1].to_numpy() for row in rows}
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """Implement `WritableIndex.upsert`."""
-        vectors = check_documents(documents, vectors, self.dim)
+        """Implement `Writable.upsert`."""
+        vectors = (
+            checked_matrix(vectors, self.dim, "vectors") if len(documents) else np.empty((0, self.dim), np.float32)
+        )
+        if len(vectors) != len(documents):
+            raise UserError(f"vectors: {len(vectors)} for {len(documents)} documents; give one for each")
+        if twice := [id for id, count in Counter(each.id for each in documents).items() if count > 1]:
+            raise UserError(f"documents: the id {twice[0][:80]!r} occurs twice; give every passage an id of its own")
         rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
         for row in rows:
             for field, value in row.metadata.items():
@@ -177,7 +214,7 @@ class PgvectorIndex:
         return Written(sequence, added=len(rows) - replaced, replaced=replaced)
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """Implement `WritableIndex.delete`."""
+        """Implement `Writable.delete`."""
         wanted = [name for name in ids if holds(name)]
         sequence, gone = self._write(
             lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
@@ -185,7 +222,7 @@ class PgvectorIndex:
         return Written(sequence, deleted=gone)
 
     def facts(self) -> dict[str, Any]:
-        """Implement `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
+        """Implement `Index.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
         table = self._names.passages.as_string(None)
         state, size = self._run(
             lambda connection, state: (
@@ -216,7 +253,7 @@ class PgvectorIndex:
         }
 
     def close(self) -> None:
-        """Implement `ServedIndex.close`."""
+        """Implement `Index.close`."""
         self._database.close()
 
     @property

@@ -1,12 +1,12 @@
 """Searches the table exactly or with its HNSW index; values go to PostgreSQL as parameters only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.filters import Value, Where, wanted_values
+from jaxretr.indexes.filters import Value, wanted_values
+from jaxretr.indexes.index import SearchOptions, TableHits
 from jaxretr.indexes.pgvector.connections import Connection
 from jaxretr.indexes.pgvector.table import Names, Sql, State, as_json, holds
 from jaxretr.runtime.errors import import_extra
@@ -27,67 +27,35 @@ _MOST_SCANNED = 20_000
 _SCAN_MEMORY = 4
 
 
-@dataclass(frozen=True)
-class Found:
-    """The hits of one question, best first.
+def condition(options: SearchOptions, fields: Sequence[str]) -> tuple[Sql, dict[str, Any]]:
+    """The filters of a search as a condition of SQL, and its parameters; "true" if every row may be found.
 
-    Attributes:
-      rows: row numbers.
-      ids: the rows' ids.
-      scores: inner products with the question.
+    Raises:
+      UserError: an unknown field, or what is no value of a field.
     """
-
-    rows: list[int]
-    ids: list[str]
-    scores: list[float]
-
-
-@dataclass(frozen=True)
-class Only:
-    """The filter of a search; see `jaxretr.indexes.filters`.
-
-    Attributes:
-      where: field -> the value that a row must have, or several of which it must have one.
-      allow: ids of the only rows that may be found; None: all.
-      deny: ids of rows that may not be found.
-    """
-
-    where: Where = field(default_factory=dict)
-    allow: Sequence[str] | None = None
-    deny: Sequence[str] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.where) or self.allow is not None or bool(self.deny)
-
-    def condition(self, fields: Sequence[str]) -> tuple[Sql, dict[str, Any]]:
-        """The filter as a condition of SQL, and its parameters.
-
-        Raises:
-          UserError: an unknown field, or what is no value of a field.
-        """
-        parts: list[Sql] = []
-        values: dict[str, Any] = {}
-        if self.allow is not None:
-            parts.append(sql.SQL("id = ANY(%(allow)s)"))
-            values["allow"] = [name for name in self.allow if holds(name)]
-        if self.deny:
-            parts.append(sql.SQL("id <> ALL(%(deny)s)"))
-            values["deny"] = [name for name in self.deny if holds(name)]
-        for number, (name, wanted) in enumerate(wanted_values(self.where, fields).items()):
-            one_of: list[Sql] = [sql.SQL("false")]
-            for place, value in enumerate(wanted):
-                if isinstance(value, str) and not holds(value):
-                    continue
-                if value is None:  # A row without the field has no value there either.
-                    key = f"w{number}"
-                    one_of.append(sql.SQL("coalesce(metadata -> {0}, 'null') = 'null'").format(sql.Placeholder(key)))
-                    values[key] = name
-                else:
-                    key = f"w{number}_{place}"
-                    one_of.append(sql.SQL("metadata @> {0}::jsonb").format(sql.Placeholder(key)))
-                    values[key] = _pair(name, value)
-            parts.append(sql.SQL("({})").format(sql.SQL(" OR ").join(one_of)))
-        return sql.SQL(" AND ").join(parts) if parts else sql.SQL("true"), values
+    parts: list[Sql] = []
+    values: dict[str, Any] = {}
+    if options.allow is not None:
+        parts.append(sql.SQL("id = ANY(%(allow)s)"))
+        values["allow"] = [name for name in options.allow if holds(name)]
+    if options.deny:
+        parts.append(sql.SQL("id <> ALL(%(deny)s)"))
+        values["deny"] = [name for name in options.deny if holds(name)]
+    for number, (name, wanted) in enumerate(wanted_values(options.where, fields).items()):
+        one_of: list[Sql] = [sql.SQL("false")]
+        for place, value in enumerate(wanted):
+            if isinstance(value, str) and not holds(value):
+                continue
+            if value is None:  # A row without the field has no value there either.
+                key = f"w{number}"
+                one_of.append(sql.SQL("coalesce(metadata -> {0}, 'null') = 'null'").format(sql.Placeholder(key)))
+                values[key] = name
+            else:
+                key = f"w{number}_{place}"
+                one_of.append(sql.SQL("metadata @> {0}::jsonb").format(sql.Placeholder(key)))
+                values[key] = _pair(name, value)
+        parts.append(sql.SQL("({})").format(sql.SQL(" OR ").join(one_of)))
+    return sql.SQL(" AND ").join(parts) if parts else sql.SQL("true"), values
 
 
 def search(
@@ -97,8 +65,8 @@ def search(
     vectors: np.ndarray,
     k: int,
     width: int | None,
-    only: Only,
-) -> list[Found]:
+    options: SearchOptions,
+) -> list[TableHits]:
     """Find the rows with the highest inner products.
 
     Args:
@@ -108,7 +76,7 @@ def search(
       vectors: float32 [B, D].
       k: rows per question.
       width: candidates that the HNSW search holds; None: every row is scored.
-      only: the filter.
+      options: the filters are used.
 
     Returns:
       B results. In exact ones, equal scores are in the order of rows.
@@ -116,54 +84,55 @@ def search(
     Raises:
       UserError: an unknown field.
     """
-    condition, values = only.condition(state.fields)
+    passing, values = condition(options, state.fields)
+    filtered = options.is_filtered
     indexed = state.facts.indexed
     if width is None or indexed == "none":
-        return _ask(connection, _exact(names, condition), vectors, values | {"k": k}, indexscan=False)
+        return _ask(connection, _exact(names, passing), vectors, values | {"k": k}, indexscan=False)
     settings = {
-        "hnsw.ef_search": min(max(width, k * _FILTERED if only else k), MOST_WIDTH),
+        "hnsw.ef_search": min(max(width, k * _FILTERED if filtered else k), MOST_WIDTH),
         "hnsw.iterative_scan": "relaxed_order",
         "hnsw.max_scan_tuples": max(_MOST_SCANNED, 20 * k),
         "hnsw.scan_mem_multiplier": _SCAN_MEMORY,
     }
     for name, value in settings.items():
         connection.execute("SELECT set_config(%s, %s, true)", (name, str(value)))
-    query = _by_vectors(names, condition) if indexed == "vector" else _by_halves(names, condition, state.facts.dim)
+    query = _by_vectors(names, passing) if indexed == "vector" else _by_halves(names, passing, state.facts.dim)
     # Without a filter it must be the index that was certified; with one, PostgreSQL may plan something better.
     values |= {"k": k, "candidates": k * _OVERSAMPLING}
-    found = _ask(connection, query, vectors, values, seqscan=bool(only))
+    found = _ask(connection, query, vectors, values, seqscan=filtered)
     # The index gave up before it had enough, or there is no more: only looking at every row can tell.
-    enough = k if only else min(k, state.rows)
+    enough = k if filtered else min(k, state.rows)
     short = [number for number, one in enumerate(found) if len(one.rows) < enough]
     if short:
-        again = _ask(connection, _exact(names, condition), vectors[short], values | {"k": k}, indexscan=False)
+        again = _ask(connection, _exact(names, passing), vectors[short], values | {"k": k}, indexscan=False)
         for number, one in zip(short, again, strict=True):
             found[number] = one
     return found
 
 
-def _exact(names: Names, condition: Sql) -> Sql:
+def _exact(names: Names, passing: Sql) -> Sql:
     return sql.SQL(
         "SELECT row, id, -(embedding <#> %(q)s) FROM {passages} WHERE {condition} "
         "ORDER BY embedding <#> %(q)s, row LIMIT %(k)s"
-    ).format(passages=names.passages, condition=condition)
+    ).format(passages=names.passages, condition=passing)
 
 
-def _by_vectors(names: Names, condition: Sql) -> Sql:
+def _by_vectors(names: Names, passing: Sql) -> Sql:
     return sql.SQL(
         "SELECT row, id, score FROM (SELECT row, id, -(embedding <#> %(q)s) AS score FROM {passages} "
         "WHERE {condition} ORDER BY embedding <#> %(q)s LIMIT %(k)s) AS found ORDER BY score DESC, row"
-    ).format(passages=names.passages, condition=condition)
+    ).format(passages=names.passages, condition=passing)
 
 
-def _by_halves(names: Names, condition: Sql, dim: int) -> Sql:
+def _by_halves(names: Names, passing: Sql, dim: int) -> Sql:
     """The index holds rounded vectors; its candidates are scored with the vectors as they are."""
     half = sql.SQL("halfvec({})").format(sql.Literal(dim))
     return sql.SQL(
         "SELECT row, id, -(embedding <#> %(q)s) AS score FROM (SELECT row, id, embedding FROM {passages} "
         "WHERE {condition} ORDER BY (embedding::{half}) <#> (%(q)s::{half}) LIMIT %(candidates)s) AS found "
         "ORDER BY score DESC, row LIMIT %(k)s"
-    ).format(passages=names.passages, condition=condition, half=half)
+    ).format(passages=names.passages, condition=passing, half=half)
 
 
 def _ask(
@@ -174,18 +143,18 @@ def _ask(
     *,
     indexscan: bool = True,
     seqscan: bool = True,
-) -> list[Found]:
+) -> list[TableHits]:
     """Send all questions at once, and read their answers."""
     switches = ("on" if indexscan else "off", "on" if seqscan else "off")
     connection.execute(
         "SELECT set_config('enable_indexscan', %s, true), set_config('enable_seqscan', %s, true)", switches
     )
-    found: list[Found] = []
+    found: list[TableHits] = []
     with connection.cursor() as cursor:
         cursor.executemany(query, [values | {"q": vector} for vector in vectors], returning=True)
         while True:
             rows = cursor.fetchall()
-            found.append(Found([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
+            found.append(TableHits([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
             if not cursor.nextset():
                 return found
 

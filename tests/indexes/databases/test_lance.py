@@ -10,7 +10,7 @@ import pytest
 from brute_force import brute_force
 from engine_corpora import Encoded, clustered, export_with, metadata, write_corpus, write_with_equal_scores
 
-from jaxretr.indexes.served import Document, SearchOptions, WritableIndex
+from jaxretr.indexes.index import Document, Opening, SearchOptions, Writable
 from jaxretr.runtime.errors import UserError
 
 pytest.importorskip("lancedb", reason="it holds the table")
@@ -35,7 +35,7 @@ def folder(encoded: Encoded) -> Path:
 
 @pytest.fixture(scope="module")
 def index(folder: Path) -> LanceIndex:
-    return lance.open(f"lance:{folder}", name="served")
+    return lance.open(str(folder), Opening("served"))
 
 
 def questions(count: int = 20) -> np.ndarray:
@@ -57,7 +57,7 @@ def test_more_equal_scores_than_were_asked_for(tmp_path: Path) -> None:
     vectors = clustered(120, DIM)
     vectors[10:110] = vectors[10]
     export_with(exporting, write_corpus(tmp_path, None, vectors), tmp_path / "out")
-    found = lance.open(str(tmp_path / "out"), name="x").search(vectors[10:11], 5, EXACT)
+    found = lance.open(str(tmp_path / "out"), Opening("x")).search(vectors[10:11], 5, EXACT)
     assert [hit.id for hit in found[0]] == [f"p{row}" for row in range(10, 15)]
 
 
@@ -108,7 +108,7 @@ def test_hostile_ids_fields_and_values_are_data(index: LanceIndex, text: str) ->
 
 
 def test_documents_vectors_and_facts(encoded: Encoded, index: LanceIndex) -> None:
-    assert not isinstance(index, WritableIndex) and len(index) == ROWS
+    assert not isinstance(index, Writable) and len(index) == ROWS
     assert index.documents(["p7", "none"]) == [Document("p7", "Title 7", "text of 7: 東京 'quoted'", metadata(7)), None]
     np.testing.assert_array_equal(index.vectors(["p9", "p1"]), encoded.vectors[[9, 1]])
     facts = index.facts()
@@ -121,11 +121,11 @@ def test_bad_folders_are_refused_in_one_line(folder: Path, tmp_path: Path, monke
     shutil.copytree(folder, tmp_path / "broken")
     shutil.rmtree(tmp_path / "broken" / "passages.lance")
     for text, problem in (
-        (f"lance:{tmp_path / 'none'}", "give a folder of"),
+        (str(tmp_path / "none"), "give a folder of"),
         (f"{tmp_path / 'broken'}", "export again"),
     ):
         with pytest.raises(UserError, match=problem) as caught:
-            lance.open(text, name="x")
+            lance.open(text, Opening("x"))
         assert "\n" not in str(caught.value)
 
 
@@ -133,7 +133,7 @@ def test_a_folder_that_another_program_changes_stays_as_it_was_opened(
     encoded: Encoded, folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path / "copy")
-    index = lance.open(str(tmp_path / "copy"), name="served")
+    index = lance.open(str(tmp_path / "copy"), Opening("served"))
     before = index.find(questions(), 3, EVERY, with_documents=True, with_vectors=True)
     table = lance.LanceTable(tmp_path / "copy", [], DIM).table
     table.update(values={"text": "of others"})

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from brute_force import brute_force
 from engine_corpora import Encoded, Postgres, clustered, export_with, metadata, write_corpus, write_with_equal_scores
 
-from jaxretr.indexes.served import Document, SearchOptions, StorageFull, WritableIndex
+from jaxretr.indexes.index import Document, Opening, SearchOptions, StorageFull, Writable
+from jaxretr.indexes.opening import opened
+from jaxretr.indexes.row_filter import RowFilter
 from jaxretr.runtime.errors import UnavailableError, UserError
 
 psycopg = pytest.importorskip("psycopg", reason="it connects to the server")
@@ -44,7 +47,7 @@ def address(encoded: Encoded, postgres: Postgres) -> str:
 @pytest.fixture(scope="module")
 def index(address: str) -> Iterator[PgvectorIndex]:
     """For tests that only read."""
-    with_connections = pgvector.open(address, name="served")
+    with_connections = pgvector.open(address, Opening("served"))
     yield with_connections
     with_connections.close()
 
@@ -159,7 +162,7 @@ def test_filters_find_what_looking_at_every_row_finds(encoded: Encoded, index: P
 
 
 def test_documents_and_vectors(encoded: Encoded, index: PgvectorIndex) -> None:
-    assert isinstance(index, WritableIndex) and len(index) == ROWS and index.dim == DIM
+    assert isinstance(index, Writable) and len(index) == ROWS and index.dim == DIM
     found = index.documents(["p7", "none", "p3", "nul\x00", "\ud800"])
     assert found == [
         Document("p7", "Title 7", "text of 7: 東京 'quoted'", metadata(7)),
@@ -230,6 +233,25 @@ def test_facts(index: PgvectorIndex) -> None:
     assert facts["certificate"]["lines"][0]["recalls"][0]["recall"] >= 0.95 and not facts["certificate"]["stale"]
 
 
+def test_a_table_is_searched_with_the_filters_of_the_command(address: str, encoded: Encoded) -> None:
+    asked = questions(3)
+    with opened(address, len(asked), 10) as index:
+        ids, values = index.listing(["lang", "rare"])
+        assert list(ids) == list(encoded.ids)
+        assert values == {name: [metadata(row).get(name) for row in range(ROWS)] for name in ("lang", "rare")}
+        for where in ({"lang": "en"}, {"year": "1991", "good": ["true", "false"]}, {"lang": None}):
+            options = RowFilter(where=where, deny=["p4"]).options(index)
+            found = index.search(asked, 10, replace(options, exact=True))
+            typed = {name: values if name != "year" else 1991 for name, values in where.items() if name != "good"}
+            assert [[hit.id for hit in one] for one in found] == encoded.exact.search(
+                asked, 10, where=typed, deny=["p4"]
+            )[1]
+        for wrong, message in ((RowFilter(where={"lang": "xx"}), "no passage"), (RowFilter(deny=["x"]), "no id 'x'")):
+            with pytest.raises(UserError, match=message):
+                wrong.options(index)
+        assert index.name.startswith("postgresql://")
+
+
 def test_another_model_is_refused(address: str, tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxretr.indexes import checks
 
@@ -241,16 +263,16 @@ def test_another_model_is_refused(address: str, tiny_models: Path, monkeypatch: 
     monkeypatch.setattr(checks, "model_fingerprint", lambda encoder: "of another")
     encoder: Any = Other()
     with pytest.raises(UserError, match=r"was encoded with another model \(tiny\) than runs/other"):
-        pgvector.open(address, name="served", encoder=encoder)
+        pgvector.open(address, Opening("served", encoder))
     monkeypatch.setattr(checks, "model_fingerprint", lambda encoder: "of no model")
-    pgvector.open(address, name="served", encoder=encoder).close()
+    pgvector.open(address, Opening("served", encoder)).close()
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def test_upsert_delete_and_reopen(encoded: Encoded, copy: str) -> None:
-    index = pgvector.open(copy, name="copied")
+    index = pgvector.open(copy, Opening("copied"))
     new = clustered(3, DIM, seed=9)
     documents = [
         Document('東京 "id" \'; --', "new", "", {"topic": "x", "year": 2030}),
@@ -268,7 +290,7 @@ def test_upsert_delete_and_reopen(encoded: Encoded, copy: str) -> None:
     assert (gone.sequence, gone.deleted) == (2, 2) and len(index) == ROWS - 1
     assert index.delete([]).deleted == 0
     index.close()
-    again = pgvector.open(copy, name="copied")
+    again = pgvector.open(copy, Opening("copied"))
     assert len(again) == ROWS - 1 and again.documents(["p6", "p5"]) == [None, documents[1]]
     assert again.facts()["sequence"] == 3 and again.facts()["changed"] == 5
     # Rows of replaced passages keep their places among equal scores, and new ones come last.
@@ -293,7 +315,7 @@ def test_upsert_delete_and_reopen(encoded: Encoded, copy: str) -> None:
     ],
 )
 def test_a_document_that_cannot_be_held_changes_nothing(copy: str, document: Document, problem: str) -> None:
-    index = pgvector.open(copy, name="copied")
+    index = pgvector.open(copy, Opening("copied"))
     with pytest.raises(UserError, match=problem) as caught:
         index.upsert([Document("fine", "", "x"), document], clustered(2, DIM))
     assert "\n" not in str(caught.value)
@@ -302,7 +324,7 @@ def test_a_document_that_cannot_be_held_changes_nothing(copy: str, document: Doc
 
 
 def test_bad_vectors_and_repeated_ids_are_refused(copy: str) -> None:
-    index = pgvector.open(copy, name="copied")
+    index = pgvector.open(copy, Opening("copied"))
     one = [Document("a", "", "x")]
     for documents, vectors, problem in (
         (one * 2, clustered(2, DIM), "the id 'a' occurs twice"),
@@ -317,7 +339,7 @@ def test_bad_vectors_and_repeated_ids_are_refused(copy: str) -> None:
 
 
 def test_writers_at_once_get_numbers_of_their_own(copy: str) -> None:
-    index = pgvector.open(copy, name="copied", connections=4)
+    index = pgvector.open(copy, Opening("copied"), connections=4)
     vectors, got = clustered(8, DIM, seed=3), []
 
     def write(worker: int) -> None:
@@ -335,7 +357,7 @@ def test_writers_at_once_get_numbers_of_their_own(copy: str) -> None:
 
 
 def test_a_full_disk_and_a_server_that_acknowledges_early(copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    early = pgvector.open(copy.replace("&table", "&options=-c%20synchronous_commit%3Doff&table"), name="copied")
+    early = pgvector.open(copy.replace("&table", "&options=-c%20synchronous_commit%3Doff&table"), Opening("copied"))
     seen: list[Any] = []
     real = writing.delete
 
@@ -362,7 +384,7 @@ def test_a_full_disk_and_a_server_that_acknowledges_early(copy: str, monkeypatch
 
 
 def test_an_export_exchanges_the_table_under_its_readers(encoded: Encoded, copy: str, tmp_path: Path) -> None:
-    index = pgvector.open(copy, name="copied")
+    index = pgvector.open(copy, Opening("copied"))
     half = write_corpus(tmp_path, None, encoded.vectors[:300], [f"n{row}" for row in range(300)])
     asked, failures, sizes, done = questions(2), [], set(), threading.Event()
 
@@ -390,7 +412,7 @@ def test_an_export_exchanges_the_table_under_its_readers(encoded: Encoded, copy:
 
 
 def test_a_server_that_starts_again(address: str, postgres: Postgres) -> None:
-    index = pgvector.open(address.replace("postgres:@", "postgres:geheim@"), name="served")
+    index = pgvector.open(address.replace("postgres:@", "postgres:geheim@"), Opening("served"))
     index.search(questions(1), 5, EVERY)
     postgres.stop()
     try:
@@ -399,7 +421,7 @@ def test_a_server_that_starts_again(address: str, postgres: Postgres) -> None:
                 ask()
             assert "\n" not in str(caught.value) and "geheim" not in str(caught.value)
         with pytest.raises(UnavailableError, match="cannot be reached"):
-            pgvector.open(address, name="served")
+            pgvector.open(address, Opening("served"))
     finally:
         postgres.start()
     assert len(index.search(questions(1), 5, EVERY)[0]) == 5
@@ -407,7 +429,7 @@ def test_a_server_that_starts_again(address: str, postgres: Postgres) -> None:
 
 
 def test_a_statement_that_takes_too_long(address: str) -> None:
-    index = pgvector.open(address, name="served", connections=1, timeout_s=0.2)
+    index = pgvector.open(address, Opening("served"), connections=1, timeout_s=0.2)
     with pytest.raises(UnavailableError, match=r"took longer than 0\.2 s"):
         index._database.run(lambda connection: connection.execute("SELECT pg_sleep(5)"))
     assert len(index) == ROWS
@@ -435,7 +457,7 @@ def test_long_vectors(postgres: Postgres, tmp_path: Path, dim: int, indexed: str
     encoded = write_corpus(tmp_path, None, clustered(120, dim))
     address = f"{postgres.uri}&table=long"
     export_with(exporting, encoded, Address.parse(address))
-    index = pgvector.open(address, name="long")
+    index = pgvector.open(address, Opening("long"))
     asked = clustered(10, dim, seed=4)
     _, ids = brute_force(asked, encoded.vectors, 5)
     assert index._known.facts.indexed == indexed
@@ -462,7 +484,7 @@ def test_a_write_between_any_two_statements_of_a_search(
     encoded: Encoded, copy: str, monkeypatch: pytest.MonkeyPatch, step: str, options: SearchOptions
 ) -> None:
     """All that was found is moved to another language and replaced, or deleted, by another program before a statement."""
-    index, other = pgvector.open(copy, name="copied"), pgvector.open(copy, name="copied")
+    index, other = pgvector.open(copy, Opening("copied")), pgvector.open(copy, Opening("copied"))
     asked = questions(2)
     before = index.find(asked, 4, options, with_documents=True, with_vectors=True)
     place: Any = {"read_state": pgvector.tables, "search": pgvector}.get(step, PgvectorIndex)

@@ -14,10 +14,10 @@ import live_folders
 import numpy as np
 from live_folders import DIM, document, encode, model, put
 
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live import fault_points
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.reindex import Model, Reindexing, forget, rollback
-from jaxretr.indexes.served import Document, SearchOptions
 from jaxretr.runtime.errors import UserError
 
 # The arrival at a point at which the process is killed: there is something before to be lost.

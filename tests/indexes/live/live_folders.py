@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from jaxretr.indexes.exact import ExactIndex
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.reindex import Model
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.served import Document, SearchOptions
 
 DIM = 6
 

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_folders import DIM, QUESTIONS, assert_searches_equal, document, encode, in_sqlite, open_live, put, texts_of
 
+from jaxretr.indexes.index import Document, SearchOptions, Writable, Written
 from jaxretr.indexes.live.writes import ModelChanged
-from jaxretr.indexes.served import Document, SearchOptions, WritableIndex, Written
 from jaxretr.runtime.errors import UserError
 
 
 def test_what_is_written_is_found_and_counted(tmp_path: Path) -> None:
     index = open_live(tmp_path / "new" / "folder")
-    assert isinstance(index, WritableIndex)
+    assert isinstance(index, Writable)
     assert put(index, [document(f"d{n}") for n in range(5)]) == Written(1, added=5)
     assert put(index, [document("d1", 1), document("d9")]) == Written(2, added=1, replaced=1)
     assert index.delete(["d0", "never there", "d0"]) == Written(3, deleted=1)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from live_folders import DIM, QUESTIONS, assert_searches_equal, document, encode, in_sqlite, model, open_live, put
 
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live import reindex, snapshots
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.reindex import Model, Reindexing, Stopped, forget, rollback
 from jaxretr.indexes.live.verifying import verify
 from jaxretr.indexes.live.writes import ModelChanged
-from jaxretr.indexes.served import Document, SearchOptions
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve import moves
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxretr.indexes.certified.process import scann_problem
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.reindex import Model, Reindexing, rollback
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import verify
 from jaxretr.indexes.live.writes import ModelChanged
-from jaxretr.indexes.served import Document, SearchOptions
 
 pytestmark = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
 

@@ -10,9 +10,9 @@ import pytest
 from jaxretr.indexes.certified import filtering
 from jaxretr.indexes.certified.process import scann_problem
 from jaxretr.indexes.certified.searcher import Searcher
+from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.served import Document, SearchOptions
 from jaxretr.runtime.errors import UserError
 
 needs_scann = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")

@@ -19,9 +19,9 @@ from live_folders import (
 )
 from test_live_crashes import crash
 
+from jaxretr.indexes.index import Document, SearchOptions, StorageFull
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.verifying import verify
-from jaxretr.indexes.served import Document, SearchOptions, StorageFull
 from jaxretr.runtime.errors import UserError
 
 
@@ -266,7 +266,7 @@ import jax, numpy as np
 from jaxretr.indexes.live import snapshots
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.served import Document
+from jaxretr.indexes.index import Document
 
 begun = threading.Event()
 

@@ -11,8 +11,8 @@ import tiny
 from test_interruption import Stopped
 
 from jaxretr.data.readers import read_beir
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import offline
-from jaxretr.indexes.served import Document
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UserError

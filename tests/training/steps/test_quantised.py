@@ -16,7 +16,7 @@ from jaxretr.embeddings.vector_files import dequantise, quantise
 from jaxretr.indexes.certified import faiss_engine
 from jaxretr.indexes.certified.codes import codes_of
 from jaxretr.indexes.certified.learnt import Learnt
-from jaxretr.indexes.searching import search_store
+from jaxretr.indexes.exact.store import search_store
 from jaxretr.training.state import ProductCodes
 from jaxretr.training.steps.quantised import (
     StoredRows,

@@ -1,12 +1,40 @@
-"""The interface of an index that the service can search: documents, hits, the protocols for reading and writing."""
+"""The interface of every kind of index: documents, hits, and the protocols for reading and writing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxretr.indexes.filters import Value, Where
+
+if TYPE_CHECKING:  # They bring JAX along, which the HTTP client does without.
+    from jaxretr.config import EngineName
+    from jaxretr.embeddings.encoding import Encoder
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The way that an index is opened.
+
+    Attributes:
+      name: its name in requests; in messages as well where it has no better one.
+      encoder: the model that must have made it; None: that is checked later, or not at all.
+      corpus: the file of its passages, for a kind that holds no texts.
+      engine: the engine of a live index's snapshots; None: see `LiveSettings`.
+      once: whether it is opened for one search: then vectors may be streamed through the devices instead of put there, and
+        each of several processes may search a share of its own.
+      questions, k: the most questions of a search, and hits of each, for an estimate of its memory.
+    """
+
+    name: str = "index"
+    encoder: "Encoder | None" = None
+    corpus: str | Path | None = None
+    engine: "EngineName | None" = None
+    once: bool = False
+    questions: int = 64
+    k: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +54,7 @@ class Document:
     metadata: Mapping[str, Value] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A passage that a search found.
 
     Attributes:
@@ -37,6 +64,14 @@ class Hit:
 
     id: str
     score: float
+
+
+class TableHits(NamedTuple):
+    """The hits of one question in a database's table, best first: row numbers, ids, and inner products as float32, each [n]."""
+
+    rows: Sequence[int] | np.ndarray
+    ids: list[str]
+    scores: list[float] | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +91,11 @@ class SearchOptions:
     where: Where = field(default_factory=dict)
     allow: Sequence[str] | None = None
     deny: Sequence[str] = ()
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some passages may not be found."""
+        return bool(self.where) or self.allow is not None or bool(self.deny)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +152,9 @@ class Written:
     truncated: int = 0
 
 
-class ServedIndex(Protocol):
-    """An index that can be searched. Methods may be called from several threads at once, and block, except `is_exact`.
+@runtime_checkable
+class Index(Protocol):
+    """Passages that can be searched. Methods may be called from several threads at once, and block, except `is_exact`.
 
     Attributes:
       name: its name in requests.
@@ -172,6 +213,17 @@ class ServedIndex(Protocol):
         """
         ...
 
+    def listing(
+        self, fields: Sequence[str] = (), *, share: bool = False
+    ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
+        """The ids of all N passages, in the order of rows, and their values of some fields, None for none.
+
+        Args:
+          fields: fields among those of `facts`.
+          share: only the passages that this process searches, where several processes search an index together.
+        """
+        ...
+
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """The passages of these ids now, None for one that is not there."""
         ...
@@ -188,8 +240,8 @@ class ServedIndex(Protocol):
         """The facts for /info, as JSON; engines may add facts of their own.
 
         They are `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known), `writable`,
-        `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an approximate index,
-        `targets` and `certificate`.
+        `bytes` (the memory that it takes), `fields` (those that filters can use), `texts` if it is False (documents have
+        neither titles nor texts) and, if there is an approximate index, `targets` and `certificate`.
         """
         ...
 
@@ -199,7 +251,7 @@ class ServedIndex(Protocol):
 
 
 @runtime_checkable
-class WritableIndex(ServedIndex, Protocol):
+class Writable(Index, Protocol):
     """An index that can be written while it is searched. Every search that starts after a write has returned sees it."""
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
@@ -228,7 +280,7 @@ class StorageFull(Exception):
 
 
 def find_unchanging(
-    index: ServedIndex,
+    index: Index,
     vectors: np.ndarray,
     k: int,
     options: SearchOptions,
@@ -236,7 +288,7 @@ def find_unchanging(
     with_documents: bool = False,
     with_vectors: bool = False,
 ) -> Findings:
-    """Implement `ServedIndex.find` for an index that has one state only."""
+    """Implement `Index.find` for an index that has one state only."""
     hits = index.search(vectors, k, options)
     ids = ids_of(hits)
     documents = index.documents(ids) if with_documents else []

@@ -1,0 +1,26 @@
+"""The kind of index that is a live folder: opened for a service or for one search, and verified."""
+
+from jaxretr.embeddings.encoding import name_of
+from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.indexes.index import Opening
+from jaxretr.indexes.live.index import LiveIndex
+from jaxretr.indexes.live.settings import LiveSettings
+from jaxretr.indexes.live.verifying import verify as verify
+
+
+def open(place: str, opening: Opening) -> LiveIndex:
+    """Open a live folder, or make an empty one for the model where there is nothing.
+
+    Raises:
+      UserError: see `LiveIndex.open`.
+    """
+    encoder = opening.encoder
+    return LiveIndex.open(
+        place,
+        name=opening.name,
+        model=None if encoder is None else name_of(encoder),
+        model_fingerprint=None if encoder is None else model_fingerprint(encoder),
+        dim=None if encoder is None else encoder.config.embedding_size,
+        settings=LiveSettings(engine=opening.engine),
+        background=not opening.once,
+    )

@@ -1,0 +1,140 @@
+"""The filters of `jaxretr.search`, whose ids may be in files and whose fields in the corpus."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
+from jaxretr.indexes.filters import Filters, Where, key_of, nearest, scalar_of, several_of
+from jaxretr.indexes.index import Index, SearchOptions
+from jaxretr.runtime.errors import UserError, did_you_mean
+
+_IDS = ("_id", "id", "docid")
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """The conditions that a passage must meet to be found by `jaxretr.search`, in every kind of index.
+
+    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same.
+
+    Attributes:
+      allow: ids of the only passages to search, or a file with one per line.
+      deny: ids of passages to exclude, or a file with one per line.
+      where: field -> the value that a passage must have, or several of which it must have one.
+      corpus: JSON lines with the fields that the index itself lacks.
+    """
+
+    allow: Iterable[str] | Path | None = None
+    deny: Iterable[str] | Path | None = None
+    where: Where | None = None
+    corpus: str | Path | None = None
+
+    def __bool__(self) -> bool:
+        return self.allow is not None or self.deny is not None or bool(self.where)
+
+    def options(self, index: Index) -> SearchOptions:
+        """The filters as an index takes them, checked before the search.
+
+        The index gets ids and the values of its own fields, or if a field comes from the corpus the ids of what passes.
+
+        Raises:
+          UserError: an unknown id, field or value, a bad file, or no passage passes.
+        """
+        if not self:
+            return SearchOptions()
+        where, fields = several_of(self.where or {}), index.facts()["fields"]
+        ids, metadata = index.listing([field for field in where if field in fields])
+        wanted = {field: [_text(value) for value in values] for field, values in where.items()}
+        columns = {field: [_text(value) for value in values] for field, values in metadata.items()}
+        if missing := [field for field in where if field not in columns]:
+            if self.corpus is None:
+                hint = did_you_mean(missing[0], fields) or "; give the corpus, JSON lines that have it"
+                raise UserError(f"where {missing[0]}: the index has no such field{hint}")
+            columns |= _corpus_columns(self.corpus, missing, ids, fields, index.name)
+        for field, values in wanted.items():
+            there = set(columns[field])
+            for value in values:
+                if value not in there:
+                    hint = nearest(str(value), sorted(filter(None, there))) or "; check the spelling"
+                    raise UserError(f"where {field}={value}: no passage has this value{hint}")
+        allow, deny = _ids_of(self.allow, ids, index.name), _ids_of(self.deny, ids, index.name)
+        mask = Filters(len(ids), ids, columns).mask(allow, deny, wanted)
+        assert mask is not None
+        if not mask.any():
+            raise UserError(f"{index.name}: no passage passes the filters; loosen allow, deny or where")
+        if missing:
+            return SearchOptions(allow=[ids[row] for row in np.flatnonzero(mask).tolist()])
+        typed = {
+            field: list({key_of(value): value for value in values if _text(value) in wanted[field]}.values())
+            for field, values in metadata.items()
+        }
+        return SearchOptions(where=typed, allow=allow, deny=deny or ())
+
+
+def _ids_of(given: Iterable[str] | Path | None, ids: Sequence[str], index: str) -> Any:
+    """The ids given, which may be in a file, as a list if they are several; `Filters` refuses the rest."""
+    if isinstance(given, Path):
+        return _read_ids(given, ids, index)
+    return list(given) if np.iterable(given) and not isinstance(given, str) else given
+
+
+def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
+    """Read ids of the index, one per line."""
+    known, found = set(ids), []
+    for number, line in numbered_lines(find_input(path)):
+        name = line.rstrip("\r\n")
+        if not name:
+            continue
+        try:
+            check_utf8(name)
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        if name not in known:
+            hint = nearest(name, sorted(known)) or "; give one id of the index per line"
+            raise UserError(f"{path}:{number}: {index} has no passage '{name}'{hint}")
+        found.append(name)
+    return found
+
+
+def _corpus_columns(
+    corpus: str | Path, fields: Sequence[str], ids: Sequence[str], known: Sequence[str], index: str
+) -> dict[str, list[str | None]]:
+    """Read fields of the index's passages from JSON lines, None where a passage lacks one; `known` are those of the index."""
+    path = find_input(corpus, "corpus.jsonl")
+    row_of = {name: row for row, name in enumerate(ids)}
+    columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}
+    seen: dict[str, None] = {}
+    found = 0
+    for number, content in json_lines(path):
+        try:
+            if isinstance(content, RowError):
+                raise content
+            row = row_of.get(string_field(content, _IDS, allow_int=True) or "")
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}; where needs JSON lines") from None
+        if row is None:
+            continue
+        found += 1
+        inner = content.get("metadata")
+        values = {**content, **inner} if isinstance(inner, dict) else content
+        seen.update(dict.fromkeys(values))
+        for field, column in columns.items():
+            column[row] = _text(values.get(field))
+    if found < len(ids):
+        raise UserError(f"{path}: lacks {len(ids) - found} of the {len(ids)} passages of {index}; give its corpus")
+    for field in fields:
+        if field not in seen:
+            hint = did_you_mean(field, [*seen, *known]) or f"; there are {', '.join(list(seen)[:20])}"
+            raise UserError(f"where {field}: no passage of {path} has such a field{hint}")
+    return columns
+
+
+def _text(value: Any) -> str | None:
+    """A value as one types it: true, 2019, en."""
+    value = scalar_of(value)
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
