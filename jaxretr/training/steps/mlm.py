@@ -82,6 +82,6 @@ def masked_lm_loss(shape: MaskedLmShape, dtype: Any) -> SumLoss:
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         with matmuls_in(dtype):
             logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
-        return mlm_loss(logits, batch.labels, jnp.asarray(batch.weights))
+        return mlm_loss(logits, jnp.asarray(batch.labels), jnp.asarray(batch.weights))
 
     return loss
