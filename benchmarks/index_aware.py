@@ -45,9 +45,9 @@ from jaxretr.embeddings.encoding import encode_texts
 from jaxretr.embeddings.vector_files import dequantise, quantise
 from jaxretr.evaluate import metrics
 from jaxretr.indexes.certified.engines import engine_of
+from jaxretr.losses.quantised import decoded, fitted_codebook, nearest_codes
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.training.experiment import load_config
-from jaxretr.training.steps.quantised import decoded, fitted_codebook, nearest_codes
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("ndcg@10", "recall@20")

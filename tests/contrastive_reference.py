@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.training.steps.contrastive import NO_PASSAGE, ContrastiveProgram
+from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.training.steps.batch_loss import ContrastiveProgram
 
 
 @dataclass

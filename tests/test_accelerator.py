@@ -180,8 +180,8 @@ def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
     from on_gpu.art_peer import random_t5
     from torch_art import ArtStep, Batch, FirstToken, Settings, Tokens
 
+    from jaxretr.losses.art import art_losses
     from jaxretr.models.hub import t5_params
-    from jaxretr.training.steps.art import art_losses
 
     rng = np.random.default_rng(0)
     n, b, k, prompt = 40, 3, 4, Prompt((7, 8), (9, 1))

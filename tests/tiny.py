@@ -46,7 +46,7 @@ from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.scorers import cross_encoder
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_texts import of_tokenizer
-from jaxretr.training.steps.contrastive import ContrastiveProgram
+from jaxretr.training.steps.batch_loss import ContrastiveProgram
 
 DATA = Path(__file__).parent / "data/wiki_qa"
 

@@ -15,6 +15,7 @@ from jaxretr.config import Art, LiveIndex, Negatives, Optimizer
 from jaxretr.indexes.topk import BLOCK_ROWS, search_step
 from jaxretr.indexes.topk.accelerators import GPU, pyramid_topk
 from jaxretr.indexes.topk.shard import Shard
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import define
 from jaxretr.models.backbones.masked_lm import MaskedLm
 from jaxretr.models.backbones.t5 import T5Config, T5Model
@@ -25,6 +26,7 @@ from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.training import optim
 from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps import art, contrastive
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
 from jaxretr.training.steps.index_refresh import make_refresh
 from jaxretr.training.steps.live_index import IndexProgram, find_passages
 from jaxretr.training.steps.mlm import mask, masked_lm_loss
@@ -234,8 +236,8 @@ def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
     rows = rng.choice(n, (b, c), replace=False).astype(np.int32)
     params = random_params(abstract_params(encoder), mesh)
     contents = put_rows(mesh, np.arange(n, dtype=np.int32), (n,), np.int32)
-    known = np.full((b, 1), contrastive.NO_PASSAGE, np.int32)
-    batch = contrastive.ContrastiveBatch(
+    known = np.full((b, 1), NO_PASSAGE, np.int32)
+    batch = ContrastiveBatch(
         questions.tokens, questions.lengths, *(put_rows(mesh, x, x.shape, np.int32) for x in (rows, known)), None
     )
     # The first step donates what it is given.
@@ -277,9 +279,9 @@ def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
 
 def _contrastive_program(
     encoder: DualEncoderConfig, passages: np.ndarray, chunk: int, activation_bytes: int
-) -> contrastive.ContrastiveProgram:
+) -> ContrastiveProgram:
     """As configs/dpr_nq.py has it."""
-    return contrastive.ContrastiveProgram(
+    return ContrastiveProgram(
         **{
             **_fields(_index_program(encoder, len(passages), passages)),
             "chunk": chunk,

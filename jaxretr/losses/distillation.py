@@ -1,4 +1,4 @@
-"""Learning from a teacher's scores: Margin-MSE (Hofstätter et al. 2020) and KL divergence."""
+"""Learning from a teacher: its scores by Margin-MSE (Hofstätter et al. 2020) or KL divergence, or its embeddings."""
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,19 @@ def kl_divergence(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> 
     log_model = _log_softmax(student, scored)
     # Outside of `scored` the target is exactly 0.
     return jnp.where(scored, jnp.exp(log_target) * (log_target - log_model), 0.0).sum(axis=-1)
+
+
+def cosine_losses(student: jax.Array, teacher: jax.Array) -> jax.Array:
+    """Return 1 - cos(student, teacher) of embeddings of the same texts (Reimers and Gurevych 2020).
+
+    Args:
+      student: the model's embeddings, of length 1, float32 [B, D].
+      teacher: the teacher's, of length 1, float32 [B, D].
+
+    Returns:
+      float32 [B].
+    """
+    return 1.0 - jnp.einsum("bd,bd->b", student, teacher, precision=lax.Precision.HIGHEST)
 
 
 def _log_softmax(scores: jax.Array, scored: jax.Array) -> jax.Array:

@@ -13,10 +13,10 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training.runs.contrastive import check
 from jaxretr.training.runs.example_draws import ExampleDraws, known_contents
-from jaxretr.training.steps.contrastive import NO_PASSAGE
 
 PASSAGES = Corpus([str(i) for i in range(12)], [""] * 12, [f"text {min(i, 10)}" for i in range(12)])  # 11 copies 10
 

@@ -59,7 +59,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
     (r"lm_head\.kernel", P(None, MODEL)),
     (r"head\.bias", REPLICATED),
-    # Product codes, see jaxretr/training/steps/quantised.py.
+    # Product codes, see jaxretr/losses/quantised.py.
     (r"codebook", REPLICATED),
 ]
 

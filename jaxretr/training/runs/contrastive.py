@@ -47,7 +47,8 @@ from jaxretr.training.runs.whole_corpus import (
 )
 from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps import index_aware
-from jaxretr.training.steps.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
+from jaxretr.training.steps.contrastive import make_step
 
 log = logging.getLogger(__name__)
 

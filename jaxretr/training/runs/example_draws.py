@@ -13,10 +13,10 @@ from jaxretr.data.lexical_set import META, LexicalSet
 from jaxretr.data.question_identity import first_with_text, joined_by_text, own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.streams import HostStream, host_generator
-from jaxretr.training.steps.contrastive import NO_PASSAGE
 
 log = logging.getLogger(__name__)
 

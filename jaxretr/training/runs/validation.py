@@ -1,6 +1,6 @@
 """Validation as DPR and SPAR do it: the loss on dev examples, and the rank of each one's passage in a common pool.
 
-The loss is the training step's own (`batch_loss`, with `on_stored`), with all terms whose inputs dev examples have:
+The loss is the training step's own (`batch_loss`, with `loss_on_index`), with all terms whose inputs dev examples have:
 without retrieved negatives, the corpus-wide softmax and misspelt forms.
 
 DPR's original computes both per process, so that they change with the number of devices. Here the loss takes the
@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Validation
 from jaxretr.data.training_set import Ragged, TrainingSet
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, put_rows
@@ -29,17 +30,10 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.example_draws import known_contents
 from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, put_batch, question_store
-from jaxretr.training.state import CorpusTokens, TrainState
-from jaxretr.training.steps.contrastive import (
-    NO_PASSAGE,
-    ContrastiveBatch,
-    ContrastiveProgram,
-    PassagesOfBatch,
-    batch_loss,
-)
-from jaxretr.training.steps.index_aware import on_stored
+from jaxretr.training.state import CorpusTokens, ProductCodes, TrainState
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import fetch_rows
-from jaxretr.training.steps.quantised import ProductCodes
 
 # Number of rows that each device embeds, and of questions that are ranked, at a time.
 _ROWS = 64
@@ -52,7 +46,7 @@ class ValidationSet:
         self,
         config: Validation,
         examples: TrainingSet,
-        contents: np.ndarray,
+        text_ids: np.ndarray,
         model: Model,
         program: ContrastiveProgram,
         whole: WholeCorpus,
@@ -61,19 +55,19 @@ class ValidationSet:
     ):
         self.config, self.examples, self.program, self.whole, self.mesh = config, examples, program, whole, mesh
         self._rows = question_store(stores, examples.texts, model)
-        # All rows are contents, the first row with a title and text: each passage counts once, and no copy of a
-        # question's own passage can push it down.
-        self._contents = contents
+        # All rows are text ids, the first row with a title and text: each passage counts once, and no copy of a question's
+        # own passage can push it down.
         own, scores, pool = [], [], []
+        # The teacher's scores of each kind of passages, in lists like the passages'; NaN where it gave none.
         unscored = [np.full(len(each.values), np.nan, np.float32) for each in examples.lists]
         kinds = examples.positive_scores, examples.negative_scores, None
         of_kinds = [
-            Ragged(each.offsets, none if given is None else given.values)
-            for each, none, given in zip(examples.lists, unscored, kinds, strict=True)
+            Ragged(each.offsets, missing if scored is None else scored.values)
+            for each, missing, scored in zip(examples.lists, unscored, kinds, strict=True)
         ]
         for number in range(len(examples)):
             positive, hard, other = (
-                contents[lists[number]] for lists in (examples.positives, examples.negatives, examples.other_negatives)
+                text_ids[lists[number]] for lists in (examples.positives, examples.negatives, examples.other_negatives)
             )
             own.append([positive[0], next(iter([*hard[:1], *other[:1]]), NO_PASSAGE)])
             positive_score, *negative_score = (lists[number][:1] for lists in of_kinds)
@@ -81,7 +75,7 @@ class ValidationSet:
             pool += [positive[:1], hard[: config.hard_negatives], other[: config.other_negatives]]
         self._own = np.array(own, np.int32)  # [n, 2]: the first positive, and the first negative
         self._scores = np.array(scores, np.float32)  # a teacher's, [n, 2]
-        self._known = _known(examples, contents, judged=program.negatives.mask_known_positives)
+        self._known = _known(examples, text_ids, judged=program.negatives.mask_known_positives)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
         self._embed_questions = _make_embed(program, mesh)
@@ -189,16 +183,16 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
     return embed_rows
 
 
-def _known(examples: TrainingSet, contents: np.ndarray, *, judged: bool) -> np.ndarray:
-    """The contents of what is no negative of each example, int32 [n, Q], padded with NO_PASSAGE; see `Draws.known`."""
-    lists = known_contents(examples, contents, judged=judged)
+def _known(examples: TrainingSet, text_ids: np.ndarray, *, judged: bool) -> np.ndarray:
+    """Text ids that are no negatives of each example, int32 [n, Q], padded with NO_PASSAGE; see `Draws.known`."""
+    lists = known_contents(examples, text_ids, judged=judged)
     known = np.full((len(lists), lists.lengths.max()), NO_PASSAGE, np.int32)
     known[np.arange(known.shape[1]) < lists.lengths[:, None]] = lists.values
     return known
 
 
 def _make_loss(program: ContrastiveProgram):
-    """loss(q [b, D], p [b, 2, D], contents int32 [b, 2], known int32 [b, Q], teacher's scores [b, 2], codes) -> scalar.
+    """loss(q [b, D], p [b, 2, D], text ids int32 [b, 2], known int32 [b, Q], teacher's scores [b, 2], codes) -> scalar.
 
     It is computed by one device of each process, so that it does not depend on how many there are.
     """
@@ -220,7 +214,12 @@ def _make_loss(program: ContrastiveProgram):
         batch = ContrastiveBatch(jnp.zeros((b, 1), jnp.int32), jnp.ones(b, jnp.int32), own, known, scores)
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
         passages = PassagesOfBatch(own, everyone, None, jnp.zeros(0, jnp.int32))
-        return lax.psum(on_stored(program, codes, partial(batch_loss, program, q, p, passages, batch, None))[0], DATA)
+        loss_on = partial(batch_loss, program, q, p, passages, batch)
+        if program.index_aware.kind == "none":
+            part, _ = loss_on()
+        else:
+            part, _ = loss_on_index(program.index_aware, codes, loss_on)
+        return lax.psum(part, DATA)
 
     return loss
 

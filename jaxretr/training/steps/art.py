@@ -3,7 +3,8 @@
 One compiled step does everything: it embeds the questions, finds the top K passages of the whole corpus, fetches
 their tokens, embeds them with gradient, asks the frozen scorer how well each explains its question, and moves both
 towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start
-at `art_losses`, then go to `make_step`.
+at the loss, jaxretr/losses/art.py, then go to `make_step`, and skip the branches that are marked as side roads at first:
+misspelt questions (typo_terms.py) and quantised indexes (index_aware.py).
 
 Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
 rows are local. The "model" axis, which splits large matrices, is left to the compiler.
@@ -22,7 +23,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Art, Typos
-from jaxretr.losses.distillation import kl_divergence
+from jaxretr.losses.art import art_losses, art_target
+from jaxretr.losses.contrastive import scaled_scores
+from jaxretr.losses.quantised import StoredRows, storage_errors
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
@@ -30,7 +33,7 @@ from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, vary
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
 from jaxretr.training.steps.art_passages import filled, without_repeats
-from jaxretr.training.steps.index_aware import on_stored, storage_error
+from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     IndexProgram,
     embed_passages,
@@ -42,56 +45,10 @@ from jaxretr.training.steps.live_index import (
     staleness_of,
     write_back,
 )
-from jaxretr.training.steps.quantised import StoredRows
 from jaxretr.training.steps.score_table import TableState
 from jaxretr.training.steps.teaching import Questions, Teaching, teach
 from jaxretr.training.steps.text_keys import TextKeys
-from jaxretr.training.steps.typo_terms import embed_with_forms, form_losses
-
-
-def art_losses(
-    student: jax.Array, teacher: jax.Array, teacher_temperature: float = 1.0, prior_weight: float = 0.0
-) -> jax.Array:
-    """KL(teacher || student) over each question's K passages (equations 2 to 4).
-
-    The gradient of their mean in the scaled student's scores is (student distribution - teacher distribution) / B.
-
-    Args:
-      student: inner products of question and passage embeddings, divided by the temperature tau, float32 [B, K].
-      teacher: how well each passage explains the question, float32 [B, K]: its mean log-probability by a T5 or a causal
-        language model, the logit of a cross-encoder; no gradient flows into it.
-      teacher_temperature: divisor of the teacher's scores.
-      prior_weight: see `target`; 0 is ART.
-
-    Returns:
-      float32 [B], in nats.
-    """
-    return losses_of(student, target(student, teacher, teacher_temperature, prior_weight))
-
-
-def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, prior_weight: float) -> jax.Array:
-    """Return the logits of the target distribution over the K passages, towards which the student is trained.
-
-    ART's teacher assumes that all retrieved passages are equally likely before it reads the question. With a prior
-    weight of 1 they are as likely as under the student, which is held fixed: the target is then the posterior
-    p(passage | question) ~ p(question | passage) p_student(passage | question), as in EMDR2 (Sachan et al. 2021,
-    https://arxiv.org/abs/2106.05346). A teacher that ranks no better than the student still teaches with it.
-
-    A cross-encoder's logits are not log-probabilities of questions. Their softmax is the distribution over the K
-    passages all the same, as in the distillation of cross-encoders (Ren et al. 2021, https://arxiv.org/abs/2110.07367).
-
-    Args:
-      student: the student's scores, already divided by their temperature, float32 [..., K].
-      teacher: the teacher's scores, float32 [..., K].
-      teacher_temperature: divisor of the teacher's scores.
-      prior_weight: weight of the student's scores.
-    """
-    return lax.stop_gradient(teacher / teacher_temperature + prior_weight * student)
-
-
-def losses_of(student: jax.Array, target: jax.Array) -> jax.Array:
-    """KL(softmax(target) || softmax(student)) of logits float32 [..., K], over the last axis."""
-    return kl_divergence(student, target, jnp.ones(student.shape, bool))
+from jaxretr.training.steps.typo_terms import embed_with_forms, typo_losses
 
 
 @jax.tree_util.register_dataclass
@@ -186,20 +143,25 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
         # 3. Ask the teacher for the pairs that it was not asked for before.
         questions = Questions(batch.numbers, batch.targets, batch.target_lengths)
-        taught = teach(program.teaching, scorer_params, scorer_passages, rows, questions, table)
+        answer = teach(program.teaching, scorer_params, scorer_passages, rows, questions, table)
         b = len(batch.numbers)
-        teacher = lax.dynamic_slice_in_dim(taught.scores, lax.axis_index(DATA) * b, b)  # [b, K]
+        teacher = lax.dynamic_slice_in_dim(answer.scores, lax.axis_index(DATA) * b, b)  # [b, K]
         if program.art.shuffle_teacher:
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
-            q, forms = embed_with_forms(
-                program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
-            )  # [b, D], [b, V, D]
+            questions = batch.tokens, batch.lengths
+            if batch.forms is None:
+                q, forms = embed_questions(program, params, state.frozen, *questions, keys.questions), None  # [b, D]
+            else:  # a side road: terms for misspelt forms, [b, V, D]
+                q, forms = embed_with_forms(program, params, state.frozen, *questions, batch.forms, keys)
             p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
-            loss_on = partial(student_loss, program, q, p, teacher, forms, batch)
-            loss, (student, terms) = on_stored(program, state.codes, loss_on)
+            loss_on = partial(student_loss, program, q, p, teacher, batch, forms=forms)
+            if program.index_aware.kind == "none":
+                loss, (student, terms) = loss_on()
+            else:  # a side road: the scores are those of a quantised index
+                loss, (student, terms) = loss_on_index(program.index_aware, state.codes, loss_on)
             return loss, (student, p, terms)
 
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -219,11 +181,11 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         gradients, metrics = reduced(gradients, state.params, state.opt_state, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
         metrics |= {
-            "teacher_hits": taught.hits,
-            "teacher_blocks": taught.work.blocks,
+            "teacher_hits": answer.hits,
+            "teacher_blocks": answer.work.blocks,
             "staleness_max": staleness_max(index, state.step, program.corpus_rows),
         }
-        return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
+        return state.apply_gradients(gradients, optimizer), index, answer.table, metrics, rows
 
     return step
 
@@ -247,8 +209,9 @@ def student_loss(
     q: jax.Array,
     p: jax.Array,
     teacher: jax.Array,
-    forms: jax.Array | None,
     batch: QuestionBatch,
+    *,
+    forms: jax.Array | None = None,
     stored: StoredRows | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
     """Return this device's mean loss.
@@ -258,8 +221,8 @@ def student_loss(
       q: this device's questions, float32 [b, D].
       p: embeddings of their passages, float32 [b, K, D].
       teacher: the teacher's scores of them, float32 [b, K].
-      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
       batch: this device's part of the batch.
+      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
       stored: quantiser of the passages that are scored; None: they are scored exactly.
 
     Returns:
@@ -268,20 +231,25 @@ def student_loss(
     """
     terms: dict[str, jax.Array] = {}
     if stored is not None:
-        terms["storage_error"] = storage_error(stored, p)
+        terms["storage_error"] = storage_errors(stored, p)
         p = stored(p)
-    student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
-    settings = program.art.teacher_temperature, program.art.prior_weight
-    losses = art_losses(student, teacher, *settings)
+    student = scaled_scores(q[:, None], p, program.temperature)[:, 0]  # [b, K]
+    target = art_target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
+    losses = art_losses(student, target)
     if forms is not None:
-        wanted = target(student, teacher, *settings)
-        of_forms, of_typos = form_losses(
+
+        def losses_of(vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+            # Forms [b, V, D] of each question against the question's own target: losses [b, V], scores [b, V, K].
+            scores = scaled_scores(vectors, p, program.temperature)
+            return art_losses(scores, target[:, None]), scores
+
+        of_forms, of_typos = typo_losses(
             program.typos,
             q,
             forms,
             student,
             jnp.ones(student.shape, bool),
-            lambda vectors: of_others(program, vectors, p, wanted),
+            losses_of,
             tokens=batch.tokens,
             temperature=program.temperature,
         )
@@ -291,24 +259,3 @@ def student_loss(
     if stored is not None:
         loss += program.index_aware.commitment * means["storage_error"]
     return loss, (student, means)
-
-
-def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:
-    """Return the scores of vectors float32 [b, F, D] with passages [b, K, D], divided by the temperature: [b, F, K]."""
-    return jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
-
-
-def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the losses of F other forms of each question against the question's own target.
-
-    Args:
-      program: the run's constants.
-      vectors: embeddings of the forms, float32 [b, F, D].
-      p: embeddings of the question's passages, float32 [b, K, D].
-      wanted: logits of the target, float32 [b, K].
-
-    Returns:
-      losses float32 [b, F], and the forms' scaled scores, float32 [b, F, K].
-    """
-    student = scaled_scores(program, vectors, p)
-    return losses_of(student, jnp.broadcast_to(wanted[:, None], student.shape)), student

@@ -1,28 +1,35 @@
 """The contrastive loss of a batch, at every size of the embedding and with all that can be added to it.
 
 Inside a shard_map over the mesh's "data" axis: b = B / devices questions are local, each with C passages of its own
-(positives first, then negatives), and M = B C passages make up the batch. The softmax itself and what decides which
-passages count are in contrastive_losses.py.
+(positives first, then negatives), and M = B C passages make up the batch. Here the batch is gathered and cut to each size;
+the losses themselves, and what decides which passages count, are in jaxretr/losses/contrastive.py.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.config import Contrastive, Distillation, Negatives, Typos
-from jaxretr.losses.contrastive import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.losses.contrastive import (
+    NO_PASSAGE,
+    Masks,
+    contrastive_losses,
+    false_negatives,
+    passage_losses,
+    scaled_scores,
+)
+from jaxretr.losses.corpus_softmax import corpus_logsumexp
 from jaxretr.losses.distillation import kl_divergence, margin_mse
+from jaxretr.losses.quantised import StoredRows, storage_errors
+from jaxretr.losses.typos import self_teaching_losses
 from jaxretr.models.embed import truncated
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.training.state import CorpusState, TokenRows
-from jaxretr.training.steps.corpus_softmax import corpus_logsumexp
-from jaxretr.training.steps.index_aware import storage_error
 from jaxretr.training.steps.live_index import IndexProgram
-from jaxretr.training.steps.quantised import StoredRows
-from jaxretr.training.steps.typo_terms import form_losses, self_teaching_losses
+from jaxretr.training.steps.typo_terms import typo_losses
 
 
 @jax.tree_util.register_dataclass
@@ -37,8 +44,8 @@ class ContrastiveBatch:
     rows: jax.Array
     """int32 [B, C]: places of positives, then of negatives; the retrieved ones are not among them yet."""
     known: jax.Array
-    """Contents (first rows with that title and text) of what is no negative of a question: of passages that are the
-    question itself and, with `negatives.mask_known_positives`, of all judged positives; int32 [B, Q], Q may be 0."""
+    """Text ids (see jaxretr/losses/contrastive.py) that are no negatives of a question: of passages that are the question
+    itself and, with `negatives.mask_known_positives`, of all judged positives; int32 [B, Q], Q may be 0."""
     teacher: jax.Array | None
     """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
     forms: TokenRows | None = None
@@ -68,14 +75,14 @@ class ContrastiveProgram(IndexProgram):
 class PassagesOfBatch:
     """Arrays about a batch's passages besides their embeddings, on one device inside the step."""
 
-    contents: jax.Array
-    """Contents of this device's passages, which are the first rows with the same title and text, int32 [b, C]."""
+    text_ids: jax.Array
+    """Text ids of this device's passages, int32 [b, C]."""
     rows: jax.Array
     """The corpus rows of all passages, int32 [B, C]."""
     index: CorpusState | None
     """This device's part of the live index; read by the corpus-wide softmax only."""
-    corpus_contents: jax.Array
-    """Its rows' contents, int32 [n]."""
+    corpus_text_ids: jax.Array
+    """Text ids of its rows, int32 [n]."""
 
 
 @jax.named_scope("loss")
@@ -85,10 +92,11 @@ def batch_loss(
     p: jax.Array,
     passages: PassagesOfBatch,
     batch: ContrastiveBatch,
+    *,
     forms: jax.Array | None = None,
     stored: StoredRows | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """This device's part of the batch's loss.
+    """Return this device's part of the batch's loss, in training and in validation.
 
     Args:
       program: the run's constants.
@@ -97,206 +105,183 @@ def batch_loss(
       passages: what else is known of them.
       batch: this device's part of it.
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
-      stored: how the passages are stored that are scored; None: as they are.
+      stored: quantiser of the passages that are scored; None: they are scored exactly.
 
     Returns:
       A float32 scalar and a dict of them; their sums over the devices are the batch's means.
     """
-    b, c, _ = p.shape
-    size = b * lax.axis_size(DATA)
-    given = _Given.of_batch(program, passages, batch)
-    symmetric, typos = program.contrastive.symmetric, program.typos
-    every_q, every_p = (lax.all_gather(x, DATA, tiled=True) for x in (q, p))
-    every_form = None if forms is None else lax.all_gather(forms, DATA, tiled=True)
+    size = len(q) * lax.axis_size(DATA)
+    counted = _Counted.of_batch(program, passages.text_ids, batch.known)
+    everyone = [None if x is None else lax.all_gather(x, DATA, tiled=True) for x in (q, p, forms)]
     loss = jnp.zeros((), jnp.float32)
     metrics: dict[str, jax.Array] = {}
     for dim in program.sizes:  # the whole embedding comes last, and gives the metrics
-        own_q, own_p, all_q, all_p = (_prefix(program, dim, x) for x in (q, p, every_q, every_p))
-        all_forms = None if every_form is None else _prefix(program, dim, every_form)
+        own_q, own_p, own_forms, all_q, all_p, all_forms = (_prefix(program, dim, x) for x in (q, p, forms, *everyone))
         if stored is not None:
-            error = storage_error(stored, own_p)  # [b, C]
+            # An index of quantised passages: their rounding is a loss of its own, and all scores read the rounded ones.
+            is_present = passages.text_ids != NO_PASSAGE
+            errors = jnp.where(is_present, storage_errors(stored, own_p), 0.0)  # [b, C]
+            metrics["storage_error"] = errors.sum() / lax.psum(is_present.sum(), DATA)
+            loss += program.index_aware.commitment * metrics["storage_error"]
             own_p = stored(own_p)
             all_p = lax.all_gather(own_p, DATA, tiled=True)
-            there = passages.contents != NO_PASSAGE
-            error = jnp.where(there, error, 0.0).sum() / lax.psum(there.sum(), DATA)
-            loss += program.index_aware.commitment * error
-            metrics["storage_error"] = error
-        to_passages = _ToPassages(given, own_p, all_p.reshape(size * c, dim), stored)
-        losses, scores = (x[:, 0] for x in to_passages.softmax(own_q[:, None], all_q[:, None]))
-        if symmetric:
-            asked = all_q[:, None]
-            if typos.multi_positive and all_forms is not None:
-                asked = jnp.concatenate([asked, all_forms], axis=1)
-            losses = (losses + _of_passages(given, own_p, asked)) / 2
-        losses = to_passages.with_distillation(losses[:, None], own_q[:, None])[:, 0]
-        if forms is not None and all_forms is not None:
-            counted = jnp.broadcast_to(given.contents.reshape(-1) != NO_PASSAGE, scores.shape)
-            of_forms, terms = form_losses(
-                typos,
-                own_q,
-                _prefix(program, dim, forms),
-                scores,
-                counted,
-                partial(to_passages.losses, everyone=all_forms),
-                tokens=batch.tokens,
-                temperature=program.contrastive.temperature,
-            )
-            losses = typos.clean_weight * losses + of_forms
-            if typos.passage_self_teaching_weight:
-                taught = _passages_taught(program, own_p[:, 0], all_q, all_forms)
-                losses += typos.passage_self_teaching_weight * taught
-                terms["typo_passage_self_teaching"] = taught
-            metrics |= {name: of_term.sum() / size for name, of_term in terms.items()}
+        at_size = _AtSize(program, passages, batch, counted, stored, own_q, own_p, own_forms, all_q, all_p, all_forms)
+        losses, scores, terms = at_size.losses()
         loss += losses.sum() / size
-        masks = given.masks
+        metrics |= {name: of_term.sum() / size for name, of_term in terms.items()}
+        masks = counted.masks
         best = jnp.where(masks.negative, scores, -jnp.inf).max(axis=-1)
         metrics["accuracy"] = (jnp.where(masks.positive, scores, -jnp.inf).max(axis=-1) > best).sum() / size
         # The corpus is counted without taking off the batch's own rows: they are few.
         distant = program.corpus_rows if program.contrastive.corpus_softmax else 0
-        metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * b / size)
+        metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * len(q) / size)
     return loss, metrics
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Inputs that the loss reads at every size of the embedding."""
+class _Counted:
+    """Which passages count for which questions, at every size of the embedding."""
+
+    first: jax.Array  # place of this device's first question in the batch
+    text_ids: jax.Array  # of all passages, int32 [B, C]
+    excluded: jax.Array  # text ids that are no negatives of each question, int32 [B, X]
+    masks: Masks  # of this device's questions, [b, M]
+
+    @staticmethod
+    def of_batch(program: ContrastiveProgram, own: jax.Array, known: jax.Array) -> "_Counted":
+        """Gather the text ids of all devices' passages, own [b, C], and of known false negatives [b, Q]."""
+        first, positives = lax.axis_index(DATA) * len(own), program.positives
+        excluded = false_negatives(known, own, positives=positives, mask_duplicates=program.negatives.mask_duplicates)
+        text_ids, all_excluded = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, excluded))
+        masks = Masks.of_batch(text_ids, excluded, first=first, positives=positives)
+        return _Counted(first, text_ids, all_excluded, masks)
+
+
+@dataclass(frozen=True)
+class _AtSize:
+    """The losses of this device's questions at one size D' of the embedding, on the scores of `scaled_scores`.
+
+    What takes vectors takes them with their forms, [b, F, D'] (F = 1 for the questions themselves); `everyone` is them
+    of all devices, [B, F, D'].
+    """
 
     program: ContrastiveProgram
     passages: PassagesOfBatch
     batch: ContrastiveBatch
-    first: jax.Array  # the place of this device's first question in the batch
-    contents: jax.Array  # of all passages [B, C]
-    known: jax.Array  # of all questions [B, Q]
-    masks: Masks
-    false_negatives: jax.Array  # contents that are not negatives of a question [B, X]
-
-    @staticmethod
-    def of_batch(program: ContrastiveProgram, passages: PassagesOfBatch, batch: ContrastiveBatch) -> "_Given":
-        own, negatives = passages.contents, program.negatives
-        first = lax.axis_index(DATA) * len(own)
-        contents, known = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, batch.known))
-        masks = Masks.of_batch(
-            own,
-            contents,
-            batch.known,
-            first=first,
-            positives=program.positives,
-            mask_duplicates=negatives.mask_duplicates,
-        )
-        copies = contents[:, : program.positives if negatives.mask_duplicates else 0]
-        false_negatives = jnp.concatenate([known, copies], axis=1)
-        return _Given(program, passages, batch, first, contents, known, masks, false_negatives)
-
-
-@dataclass(frozen=True)
-class _ToPassages:
-    """The way from questions to the batch's passages, at one size D' of the embedding.
-
-    Vectors come with their forms, [b, F, D'] (F = 1 for the questions themselves); `everyone` is them of all devices,
-    [B, F, D'].
-    """
-
-    given: _Given
-    own_p: jax.Array  # [b, C, D']
-    all_p: jax.Array  # [M, D']
+    counted: _Counted
     stored: StoredRows | None
+    q: jax.Array  # [b, D']
+    p: jax.Array  # [b, C, D']
+    forms: jax.Array | None  # [b, V, D']
+    all_q: jax.Array  # [B, D']
+    all_p: jax.Array  # [B, C, D']
+    all_forms: jax.Array | None  # [B, V, D']
 
-    def losses(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The run's loss from question to passages [b, F], with the scores [b, F, M]."""
-        losses, scores = self.softmax(vectors, everyone)
-        return self.with_distillation(losses, vectors), scores
+    @property
+    def temperature(self) -> float:
+        return self.program.contrastive.temperature
 
-    def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
-        """Contrastive losses of vectors and what they learn from a teacher, each with its weight, [b, F]."""
-        distillation = self.given.program.distillation
-        losses = distillation.contrastive_weight * losses
-        if distillation.loss != "none":
-            losses += distillation.weight * self.distilled(vectors)
-        return losses
+    def losses(self) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+        """All losses of the questions [b], their scores of the passages [b, M], and terms by their names in the log."""
+        losses, scores = (x[:, 0] for x in self.to_passages(self.q[:, None], self.all_q[:, None]))
+        if self.program.contrastive.symmetric:
+            losses = (losses + self.to_questions()) / 2
+        losses = self.with_distillation(losses[:, None], self.q[:, None])[:, 0]
+        if self.forms is None or self.all_forms is None:
+            return losses, scores, {}
+        return self.with_typos(losses, scores, self.forms, self.all_forms)
 
-    def softmax(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def to_passages(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cross-entropy over the passages [b, F], with the scores [b, F, M]."""
-        given, program = self.given, self.given.program
-        temperature = program.contrastive.temperature
         b, f, dim = vectors.shape
-        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / temperature).reshape(b, f, -1)
-        further = None
-        if program.contrastive.corpus_softmax:
-            assert given.passages.index is not None
-            of_batch = corpus_logsumexp(
-                everyone.reshape(-1, dim),
-                given.passages.index.embeddings[:, :dim],
-                given.passages.corpus_contents,
-                given.passages.rows.reshape(-1),
-                jnp.repeat(given.false_negatives, f, axis=0),
-                num_valid=program.corpus_rows,
-                temperature=temperature,
-                normalise=program.encoder.normalise and dim < program.encoder.embedding_size,
-                block_rows=program.index.block_rows,
-                stored=self.stored,
-            )  # [B F]
-            further = lax.dynamic_slice_in_dim(of_batch, given.first * f, b * f).reshape(b, f)
-        masks = given.masks
+        scores = scaled_scores(vectors.reshape(b * f, dim), self.all_p.reshape(-1, dim), self.temperature)
+        scores = scores.reshape(b, f, -1)
+        further = self.over_corpus(everyone, b) if self.program.contrastive.corpus_softmax else None
+        masks = self.counted.masks
         return contrastive_losses(scores, masks.positive[:, None], masks.negative[:, None], further), scores
 
-    def distilled(self, vectors: jax.Array) -> jax.Array:
-        """The loss against the teacher's scores of the examples' own passages, [b, F]."""
-        program, batch = self.given.program, self.given.batch
+    def over_corpus(self, everyone: jax.Array, b: int) -> jax.Array:
+        """The logarithm of the sum of exp(score) over the corpus's rows outside the batch, [b, F]."""
+        program, encoder = self.program, self.program.encoder
+        assert self.passages.index is not None
+        f, dim = everyone.shape[1:]
+        of_batch = corpus_logsumexp(
+            everyone.reshape(-1, dim),
+            self.passages.index.embeddings[:, :dim],
+            self.passages.corpus_text_ids,
+            self.passages.rows.reshape(-1),
+            jnp.repeat(self.counted.excluded, f, axis=0),
+            axis=DATA,
+            num_valid=program.corpus_rows,
+            temperature=self.temperature,
+            normalise=encoder.normalise and dim < encoder.embedding_size,
+            block_rows=program.index.block_rows,
+            stored=self.stored,
+        )  # [B F]
+        return lax.dynamic_slice_in_dim(of_batch, self.counted.first * f, b * f).reshape(b, f)
+
+    def to_questions(self) -> jax.Array:
+        """The other direction, from each positive passage to the batch's questions (with `multi_positive`, forms too), [b]."""
+        questions = self.all_q[:, None]  # [B, F, D']
+        if self.program.typos.multi_positive and self.all_forms is not None:
+            questions = jnp.concatenate([questions, self.all_forms], axis=1)
+        size, f, dim = questions.shape
+        own = self.passages.text_ids[:, : self.program.positives]
+        positives = self.p[:, : self.program.positives].reshape(-1, dim)
+        scores = scaled_scores(positives, questions.reshape(size * f, dim), self.temperature)
+        return passage_losses(scores.reshape(*own.shape, size, f), own, self.counted.excluded, first=self.counted.first)
+
+    def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
+        """Contrastive losses of vectors, and those against the teacher's scores, each with its weight, [b, F]."""
+        settings, batch = self.program.distillation, self.batch
+        losses = settings.contrastive_weight * losses
+        if settings.loss == "none":
+            return losses
         assert batch.teacher is not None
-        own = self.own_p[:, : batch.rows.shape[1]]
-        student = jnp.einsum("bfd,bcd->bfc", vectors, own, precision=lax.Precision.HIGHEST)
+        own = self.p[:, : batch.rows.shape[1]]
         teacher = batch.teacher[:, None]
         scored = (batch.rows[:, None] != NO_PASSAGE) & ~jnp.isnan(teacher)
-        if program.distillation.loss == "margin_mse":
-            return margin_mse(student, teacher, scored)
-        temperature = program.contrastive.temperature
-        return kl_divergence(student / temperature, teacher / program.distillation.teacher_temperature, scored)
+        if settings.loss == "margin_mse":
+            return losses + settings.weight * margin_mse(scaled_scores(vectors, own, 1.0), teacher, scored)
+        student = scaled_scores(vectors, own, self.temperature)
+        return losses + settings.weight * kl_divergence(student, teacher / settings.teacher_temperature, scored)
+
+    def with_typos(
+        self, losses: jax.Array, scores: jax.Array, forms: jax.Array, all_forms: jax.Array
+    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+        """What `losses` returns, with the terms of the questions' misspelt forms."""
+        typos = self.program.typos
+
+        def losses_of(vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+            losses, scores = self.to_passages(vectors, all_forms)
+            return self.with_distillation(losses, vectors), scores
+
+        is_present = jnp.broadcast_to(self.counted.text_ids.reshape(-1) != NO_PASSAGE, scores.shape)
+        of_forms, terms = typo_losses(
+            typos,
+            self.q,
+            forms,
+            scores,
+            is_present,
+            losses_of,
+            tokens=self.batch.tokens,
+            temperature=self.temperature,
+        )
+        losses = typos.clean_weight * losses + of_forms
+        if typos.passage_self_teaching_weight:
+            # Each first positive's distribution over the questions [b, B], and over their misspelt forms [b, V, B].
+            positives, (size, v, dim) = self.p[:, 0], all_forms.shape
+            clean = scaled_scores(positives, self.all_q, self.temperature)
+            misspelt = scaled_scores(positives, all_forms.reshape(size * v, dim), self.temperature)
+            misspelt = misspelt.reshape(-1, size, v).swapaxes(1, 2)
+            teaching = self_teaching_losses(clean, misspelt, jnp.ones(clean.shape, bool))
+            losses += typos.passage_self_teaching_weight * teaching
+            terms["typo_passage_self_teaching"] = teaching
+        return losses, scores, terms
 
 
-def _prefix(program: ContrastiveProgram, dim: int, embeddings: jax.Array) -> jax.Array:
-    if dim == program.encoder.embedding_size:
+def _prefix(program: ContrastiveProgram, dim: int, embeddings: Any) -> Any:
+    """The first `dim` dimensions of embeddings [..., D], of length 1 if the whole ones are; None stays None."""
+    if embeddings is None or dim == program.encoder.embedding_size:
         return embeddings
     return truncated(embeddings, dim, normalise=program.encoder.normalise)
-
-
-def _scores(q: jax.Array, p: jax.Array) -> jax.Array:
-    """Inner products float32 [b, M]; HIGHEST keeps GPUs and TPUs from rounding their operands."""
-    return jnp.matmul(q, p.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-
-
-def _of_passages(given: _Given, p: jax.Array, asked: jax.Array) -> jax.Array:
-    """The other direction: each positive passage's question against the batch's questions, float32 [b].
-
-    With the questions' misspelt forms, `asked` [B, F, D'], all forms of its question are positives of a passage.
-    """
-    program, own, contents, known, first = (
-        given.program,
-        given.passages.contents,
-        given.contents,
-        given.known,
-        given.first,
-    )
-    b, places = len(own), program.positives
-    size, f, dim = asked.shape
-    passages = p[:, :places].reshape(b * places, dim)
-    scores = _scores(passages, asked.reshape(size * f, dim)) / program.contrastive.temperature
-    scores = scores.reshape(b, places, size * f)
-    mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]  # [b, B]
-    losses = []
-    for place in range(places):
-        content = own[:, place]
-        fits = among(content, known).T
-        if program.negatives.mask_duplicates:
-            fits |= among(content, contents[:, :places]).T
-        valid = (content != NO_PASSAGE)[:, None]
-        positive, negative = (jnp.repeat(mask, f, axis=1) for mask in (mine & valid, ~mine & ~fits & valid))
-        losses.append(contrastive_losses(scores[:, place], positive, negative))
-    return sum(losses) / jnp.maximum((own[:, :places] != NO_PASSAGE).sum(axis=-1), 1)
-
-
-def _passages_taught(program: ContrastiveProgram, p: jax.Array, all_q: jax.Array, all_forms: jax.Array) -> jax.Array:
-    """KL of each first positive's distribution over the questions, [b, D'], and over their misspelt forms, float32 [b]."""
-    b, (size, v, dim) = len(p), all_forms.shape
-    clean = _scores(p, all_q) / program.contrastive.temperature
-    misspelt = (_scores(p, all_forms.reshape(size * v, dim)) / program.contrastive.temperature).reshape(b, size, v)
-    return self_teaching_losses(clean, misspelt.swapaxes(1, 2), jnp.ones(clean.shape, bool))

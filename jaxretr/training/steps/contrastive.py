@@ -1,7 +1,8 @@
 """Contrastive learning: each question's passage against all other passages of the batch (Karpukhin et al. 2020).
 
-`make_step` puts embedding, in-step retrieval, loss and update together as one compiled program; its loss is
-batch_loss.py's.
+`make_step` puts embedding, in-step retrieval, loss and update together as one compiled program; batch_loss.py compares
+questions and passages by the losses of jaxretr/losses/. When reading the code for the first time, skip the branches that
+are marked as side roads: misspelt questions (typo_terms.py) and quantised indexes (index_aware.py).
 
 Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions are local, each with C
 passages of its own (positives first, then negatives), and M = B C passages make up the batch.
@@ -17,14 +18,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.losses.contrastive import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
-from jaxretr.training.steps.index_aware import on_stored
+from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     embed_passages,
     embed_questions,
@@ -38,18 +39,6 @@ from jaxretr.training.steps.live_index import (
 from jaxretr.training.steps.text_keys import TextKeys
 from jaxretr.training.steps.typo_terms import embed_with_forms
 
-__all__ = [
-    "NO_PASSAGE",
-    "ContrastiveBatch",
-    "ContrastiveProgram",
-    "Masks",
-    "PassagesOfBatch",
-    "batch_loss",
-    "contrastive_losses",
-    "make_step",
-    "retrieve_negatives",
-]
-
 
 def make_step(
     program: ContrastiveProgram, optimizer: optax.GradientTransformation, mesh: Mesh
@@ -62,10 +51,9 @@ def make_step(
       mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
 
     Returns:
-      step(state, index, passages, contents, batch) -> (state, index, metrics, rows), where `index` is None unless the
-      program searches, `contents` says for every corpus row which is the first with that title and text (int32 [N]),
-      `metrics` is a dict of float32 scalars and `rows` are all passages of the batch, int32 [B, C + retrieved].
-      `state` and `index` are donated.
+      step(state, index, passages, text_ids, batch) -> (state, index, metrics, rows), where `index` is None unless the
+      program searches, `text_ids` has every corpus row's text id (int32 [N]), `metrics` is a dict of float32
+      scalars and `rows` are all passages of the batch, int32 [B, C + retrieved]. `state` and `index` are donated.
     """
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -81,7 +69,7 @@ def make_step(
         state: TrainState,
         index: CorpusState | None,
         passages: CorpusTokens,
-        contents: jax.Array,
+        text_ids: jax.Array,
         batch: ContrastiveBatch,
     ) -> tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
@@ -94,21 +82,28 @@ def make_step(
         if program.negatives.retrieved:
             assert index is not None
             searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
-            found = retrieve_negatives(program, mesh, searched, index, contents, batch, keys)
+            found = retrieve_negatives(program, mesh, searched, index, text_ids, batch, keys)
             rows = jnp.concatenate([rows, found], axis=1)  # [b, C]
 
         # 2. Fetch the passages' tokens for this device's own questions.
         everyone = lax.all_gather(rows, DATA, tiled=True, to="invarying")  # [B, C]
         fetched = fetch_rows(passages, everyone)  # [b, C, L], [b, C]
-        own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))  # [b, C]
+        own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(text_ids, everyone))  # [b, C]
 
         # 3. Embed with gradient, compare with the passages of all devices.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
-            q, forms = embed_with_forms(program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys)
+            questions = batch.tokens, batch.lengths
+            if batch.forms is None:
+                q, forms = embed_questions(program, params, state.frozen, *questions, keys.questions), None
+            else:  # a side road: terms for misspelt forms, [b, V, D]
+                q, forms = embed_with_forms(program, params, state.frozen, *questions, batch.forms, keys)
             p = embed_passages(program, params, state.frozen, fetched, keys.passages)
-            given = PassagesOfBatch(own, everyone, index, contents)
-            loss_on = partial(batch_loss, program, q, p, given, batch, forms)
-            loss, metrics = on_stored(program, state.codes, loss_on)
+            in_batch = PassagesOfBatch(own, everyone, index, text_ids)
+            loss_on = partial(batch_loss, program, q, p, in_batch, batch, forms=forms)
+            if program.index_aware.kind == "none":
+                loss, metrics = loss_on()
+            else:  # a side road: the scores are those of a quantised index
+                loss, metrics = loss_on_index(program.index_aware, state.codes, loss_on)
             return loss, (metrics, p)
 
         (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -144,7 +139,7 @@ def retrieve_negatives(
     mesh: Mesh,
     questions: jax.Array,
     index: CorpusState,
-    contents: jax.Array,
+    text_ids: jax.Array,
     batch: ContrastiveBatch,
     keys: TextKeys,
 ) -> jax.Array:
@@ -155,7 +150,7 @@ def retrieve_negatives(
       mesh: of the shard_map.
       questions: this device's embeddings, float32 [b, D].
       index: this device's part of the live index.
-      contents: this device's rows' contents, int32 [n].
+      text_ids: text ids of this device's rows, int32 [n].
       batch: its part of the batch.
       keys: of this device's questions.
 
@@ -165,19 +160,22 @@ def retrieve_negatives(
     b = len(questions)
     depth = min(program.negatives.last_rank, program.corpus_rows)
     scores, rows = find_passages(program, mesh, questions, index, depth)  # [B, k], the same everywhere
-    found = fetch_rows(contents, rows)  # [b, k]
+    found = fetch_rows(text_ids, rows)  # [b, k]
     first = lax.axis_index(DATA) * b
     scores, rows = (lax.dynamic_slice_in_dim(x, first, b) for x in (scores, rows))
-    allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
-    allowed &= ~jax.vmap(among)(found, batch.known[:, None])[:, 0]
     # Whatever the masks, a question's own positives and negatives of this step are not taken again.
     everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
-    own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))
-    allowed &= ~jax.vmap(among)(found, own[:, None])[:, 0]
+    own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(text_ids, everyone))
+    excluded = jnp.concatenate([batch.known, own], axis=1)
+    # Ranks that may be drawn, bool [b, k].
+    allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
+    allowed &= ~jax.vmap(among)(found, excluded[:, None])[:, 0]
     if program.negatives.margin is not None:
+        # Passages that score nearly as high as the positive, by the index's embedding of it, may be positives too.
         positive = fetch_rows(index.embeddings, everyone[:, :1])[:, 0]  # [b, D]
         its_score = jnp.einsum("bd,bd->b", questions, positive, precision=lax.Precision.HIGHEST)
         allowed &= scores <= (its_score - program.negatives.margin)[:, None]
+    # The order of the draw, float32 [b, k], highest first: by rank, or at random.
     if program.negatives.draw == "top":
         order = jnp.broadcast_to(-jnp.arange(depth, dtype=jnp.float32), rows.shape)
     else:

@@ -1,6 +1,6 @@
 """Training of cross-encoders on judged pairs: each pair separately, or a question's passages against each other.
 
-`pair_loss` is a `SumLoss`, from which token_step.py builds the compiled step. Rows of question and passage are joined
+`pair_loss` makes a `SumLoss` of the losses in jaxretr/losses/pairs.py, from which token_step.py builds the compiled step. Rows of question and passage are joined
 in the step, and scored chunk by chunk (chunks.py).
 """
 
@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxretr.losses.contrastive import contrastive_losses
+from jaxretr.losses.pairs import pair_losses
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.scorers.cross_encoder import relevance
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame, marked, unmarked
 from jaxretr.training.steps.chunks import embed_in_chunks
 from jaxretr.training.steps.kept_chunks import kept_bytes
-from jaxretr.training.steps.token_step import SumLoss, masked_sum
+from jaxretr.training.steps.token_step import SumLoss
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class PairBatch(NamedTuple):
     question_lengths: Any  # int32 [B]
     passages: Any  # token ids without special ones, [B, K, P]
     passage_lengths: Any  # int32 [B, K]
-    there: Any  # bool [B, K]: whether there is a passage
+    is_present: Any  # bool [B, K]: whether there is a passage
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,6 @@ class PairProgram:
     positive_weight: float
     chunk: int
     activation_bytes: int
-
-
-def pair_losses(
-    scores: jax.Array, there: jax.Array, *, loss: Literal["binary", "listwise"], positive_weight: float = 1.0
-) -> tuple[jax.Array, jax.Array]:
-    """Return the losses of a batch's questions, whose first passage is the positive.
-
-    binary: w log(1 + exp -s+) of the positive and log(1 + exp s-) of each negative, one loss a pair (Nogueira and Cho
-    2019, https://arxiv.org/abs/1901.04085, equation 1). listwise: -log(exp s+ / (exp s+ + sum exp s-)), one loss a
-    question (Gao et al. 2021, https://arxiv.org/abs/2101.08751, equation 5).
-
-    Args:
-      scores: logits, float32 [B, K].
-      there: whether the pair exists, bool [B, K]; other pairs count nowhere.
-      loss: name of the loss.
-      positive_weight: w of the binary loss.
-
-    Returns:
-      Their sum and their number: float32 scalars, the numerator and denominator of the mean.
-    """
-    positive = there & (jnp.arange(scores.shape[1]) == 0)
-    if loss == "listwise":
-        has_both = positive.any(axis=1) & (there & ~positive).any(axis=1)
-        each = contrastive_losses(scores, positive, there & ~positive)
-        return masked_sum(each, has_both.astype(jnp.float32))
-    each = jnp.where(positive, positive_weight * jax.nn.softplus(-scores), jax.nn.softplus(scores))
-    return masked_sum(jnp.where(there, each, 0.0), there.astype(jnp.float32))
 
 
 def pair_loss(program: PairProgram) -> SumLoss:
@@ -114,12 +87,14 @@ def pair_loss(program: PairProgram) -> SumLoss:
         rows = (params, marked(tokens, lengths, seconds, vocabulary), lengths, keys)
         keep = False
         if program.activation_bytes:
-            needed = kept_bytes(score_rows, None, params, {}, *rows[1:], program.chunk)
-            keep = needed <= program.activation_bytes
-            log.debug("activations of %d pairs: %d bytes, %s", b * k, needed, "kept" if keep else "computed twice")
+            needed_bytes = kept_bytes(score_rows, None, params, {}, *rows[1:], program.chunk)
+            keep = needed_bytes <= program.activation_bytes
+            log.debug(
+                "activations of %d pairs: %d bytes, %s", b * k, needed_bytes, "kept" if keep else "computed twice"
+            )
         scores = embed_in_chunks(score_rows, *rows, chunk=program.chunk, keep=keep)
         return pair_losses(
-            scores.reshape(b, k), batch.there, loss=program.loss, positive_weight=program.positive_weight
+            scores.reshape(b, k), batch.is_present, loss=program.loss, positive_weight=program.positive_weight
         )
 
     return loss

@@ -48,7 +48,7 @@ class Deal:
 
 def deal(
     rows: jax.Array,
-    asked: jax.Array,
+    is_new: jax.Array,
     row_lengths: jax.Array,
     widths: tuple[int, ...],
     *,
@@ -56,11 +56,11 @@ def deal(
     slots: int,
     shared: bool,
 ) -> Deal:
-    """Assign the pairs of a step that the teacher is asked for to the devices.
+    """Assign the pairs of a step that the teacher is to score to the devices.
 
     Args:
       rows: corpus rows, int32 [P].
-      asked: whether the teacher is asked for a pair, bool [P].
+      is_new: whether the teacher is to score a pair, bool [P].
       row_lengths: tokens of the row that the teacher's encoder reads for each pair, int32 [P].
       widths: widths that such rows are padded to, ascending.
       devices: D, the number of devices.
@@ -69,21 +69,21 @@ def deal(
     """
     place = jnp.arange(len(rows))
     unit = rows if shared else place
-    # Number of asked pairs in each pair's unit, int32 [P], so that each width's most asked passages are spread as well.
-    together = jnp.lexsort((unit, ~asked))
+    # Number of new pairs in each pair's unit, int32 [P], so that each width's passages with most pairs are spread as well.
+    together = jnp.lexsort((unit, ~is_new))
     group = jnp.cumsum(_begins(unit[together])) - 1
-    counts = jnp.zeros(len(rows), jnp.int32).at[group].add(asked[together].astype(jnp.int32))
+    counts = jnp.zeros(len(rows), jnp.int32).at[group].add(is_new[together].astype(jnp.int32))
     pairs = jnp.zeros(len(rows), jnp.int32).at[together].set(counts[group])
 
-    # Width class of each pair's row, 0 the narrowest, int [P]; then the pairs' order: asked first, wide first, large
+    # Width class of each pair's row, 0 the narrowest, int [P]; then the pairs' order: new first, wide first, large
     # units first, the pairs of a unit together.
     width = (row_lengths[:, None] > jnp.array(widths[:-1], jnp.int32)).sum(axis=1)
-    order = jnp.lexsort((unit, -pairs, -width, ~asked))
+    order = jnp.lexsort((unit, -pairs, -width, ~is_new))
     # Number of each pair's unit in that order, int32 [P]; units go to the devices in turn.
-    begins = _begins(unit[order]) & asked[order]
+    begins = _begins(unit[order]) & is_new[order]
     number = jnp.zeros(len(rows), jnp.int32).at[order].set((jnp.cumsum(begins) - 1).astype(jnp.int32))
-    device = jnp.where(asked, number % devices, devices).astype(jnp.int32)
-    slot = jnp.where(asked, number // devices, slots).astype(jnp.int32)
+    device = jnp.where(is_new, number % devices, devices).astype(jnp.int32)
+    slot = jnp.where(is_new, number // devices, slots).astype(jnp.int32)
     empty = jnp.zeros((devices, slots), jnp.int32)
     return Deal(
         device,
@@ -114,9 +114,11 @@ def share(deal: Deal, device: jax.Array, question_lengths: jax.Array, widths: tu
       widths: widths that questions are padded to, ascending.
     """
     slots = deal.rows.shape[1]
-    rank = (question_lengths[:, None] <= jnp.array(widths[:-1], jnp.int32)).sum(axis=1)  # 0: the longest
+    # Class of each pair's question by its width, 0 the longest, int [P]; then the pairs' key: class first, unit second.
+    rank = (question_lengths[:, None] <= jnp.array(widths[:-1], jnp.int32)).sum(axis=1)
     key = jnp.where(deal.device == device, rank * slots + deal.slot, _NOT_OURS)
     pairs = jnp.argsort(key, stable=True)
+    # Pairs with each key, and with all keys up to each, [W m + 1]; a width's last entry is the next one's first.
     counts = jnp.zeros(len(widths) * slots, jnp.int32).at[key].add(1, mode="drop")
     until = jnp.concatenate([jnp.zeros_like(counts[:1]), jnp.cumsum(counts)])
     return Share(pairs, until[jnp.arange(len(widths))[:, None] * slots + jnp.arange(slots + 1)])

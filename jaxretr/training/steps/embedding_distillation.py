@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.losses.distillation import cosine_losses
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
 from jaxretr.training.steps.token_step import SumLoss
@@ -38,7 +39,7 @@ def embedding_loss(config: DualEncoderConfig, dtype: Any) -> SumLoss:
         total, count = jnp.zeros(()), 0
         for texts in batch:
             vectors = embed(config, params, jnp.asarray(texts.tokens), jnp.asarray(texts.lengths), dtype=dtype)
-            total += (1.0 - jnp.einsum("bd,bd->b", vectors, texts.targets, precision=jax.lax.Precision.HIGHEST)).sum()
+            total += cosine_losses(vectors, jnp.asarray(texts.targets)).sum()
             count += len(texts.targets)
         return total, jnp.float32(count)
 

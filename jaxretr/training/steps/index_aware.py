@@ -23,6 +23,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import IndexAware
+from jaxretr.indexes.certified.learnt import score_threshold
+from jaxretr.losses.quantised import StoredRows, fitted_codebook
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import DATA
@@ -30,7 +32,6 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes
 from jaxretr.training.steps.live_index import IndexProgram, embed_passages, fetch_rows
-from jaxretr.training.steps.quantised import StoredRows, fitted_codebook, threshold_of
 
 
 def check(settings: IndexAware) -> None:
@@ -55,32 +56,32 @@ def check(settings: IndexAware) -> None:
         )
 
 
-def on_stored(
-    program: IndexProgram, codes: ProductCodes | None, loss_of: Callable[[StoredRows | None], tuple[jax.Array, Any]]
+def stored_rows(settings: IndexAware, codes: ProductCodes | None) -> StoredRows:
+    """Return the quantiser of a kind of index; `codes` are the state's product codes, None for int8."""
+    if settings.kind == "int8":
+        return StoredRows()
+    assert codes is not None
+    return StoredRows(codes.codebook, codes.threshold if settings.anisotropic else None)
+
+
+def loss_on_index(
+    settings: IndexAware, codes: ProductCodes | None, loss_on: Callable[..., tuple[jax.Array, Any]]
 ) -> tuple[jax.Array, Any]:
     """Return the loss on the scores of a quantised index, or its weighted mean with the loss on exact scores.
 
     Args:
-      program: the run's constants.
+      settings: kind of index, at least one; weight of the loss on its scores.
       codes: product codes of the state.
-      loss_of: function of the rows' quantiser (None: exact rows) that returns the loss and an auxiliary value.
+      loss_on: function that takes the rows' quantiser as `stored`, or nothing for exact rows, and returns the loss and an
+        auxiliary value.
 
     Returns:
       The loss, and the auxiliary value of the loss on the index's scores.
     """
-    settings = program.index_aware
-    if settings.kind == "none":
-        return loss_of(None)
-    loss, others = loss_of(StoredRows(settings, codes))
+    loss, others = loss_on(stored=stored_rows(settings, codes))
     if settings.weight < 1:
-        loss = settings.weight * loss + (1 - settings.weight) * loss_of(None)[0]
+        loss = settings.weight * loss + (1 - settings.weight) * loss_on()[0]
     return loss, others
-
-
-def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
-    """Return |p - Q(p)|^2 / |p|^2 of passages, float32 [..., D] -> [...], with a gradient that pulls p to Q(p)."""
-    length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
-    return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
 
 
 def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., ProductCodes]:
@@ -116,6 +117,17 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
         return ProductCodes(codebook, threshold_of(everyone, weights), step)
 
     return learn
+
+
+def threshold_of(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return T of the score-aware loss for such rows, float32 scalar, as our ScaNN index sets it.
+
+    Args:
+      rows: float32 [m, D].
+      weights: float32 [m], 0 for rows that do not count.
+    """
+    mean = (jnp.square(rows).sum(axis=-1) * weights).sum() / weights.sum()
+    return jnp.sqrt(mean) * score_threshold(rows.shape[-1])
 
 
 def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices: int) -> jax.Array:

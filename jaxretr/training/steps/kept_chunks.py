@@ -175,14 +175,15 @@ def _with_pull(
     def of_chunk(rest: Params, looked_up: jax.Array | None) -> jax.Array:
         if words is None:
             return embed_rows(join(rest, frozen), tokens, lengths, keys)
-        whole = _put(rest, words, lax.stop_gradient(table))
-        return embed_rows(join(whole, frozen), tokens, lengths, keys, looked_up)
+        params = _put(rest, words, lax.stop_gradient(table))
+        return embed_rows(join(params, frozen), tokens, lengths, keys, looked_up)
 
     with bits_are_kept():
         embeddings, pull = jax.vjp(of_chunk, rest, looked_up)
     leaves, tree = jax.tree.flatten(pull)
-    given = {id(leaf) for leaf in jax.tree.leaves((rest, looked_up, frozen))}
-    places = [place for place, leaf in enumerate(leaves) if id(leaf) not in given]
+    # Places of the activations among the leaves that the backward pass reads: the others are arguments, which exist anyway.
+    arguments = {id(leaf) for leaf in jax.tree.leaves((rest, looked_up, frozen))}
+    places = [place for place, leaf in enumerate(leaves) if id(leaf) not in arguments]
 
     def gradients(activations: list[jax.Array], cotangent: jax.Array) -> Any:
         filled = list(leaves)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.losses.language_models import mlm_loss
 from jaxretr.models.backbones.layers import Params, bind, define, matmuls_in
 from jaxretr.models.backbones.masked_lm import MaskedLm, MaskedLmShape
-from jaxretr.training.steps.token_step import SumLoss, masked_sum
+from jaxretr.training.steps.token_step import SumLoss
 
 
 class MaskedBatch(NamedTuple):
@@ -81,7 +82,6 @@ def masked_lm_loss(shape: MaskedLmShape, dtype: Any) -> SumLoss:
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         with matmuls_in(dtype):
             logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
-        chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
-        return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
+        return mlm_loss(logits, jnp.asarray(batch.labels), jnp.asarray(batch.weights))
 
     return loss

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.losses.language_models import passage_lm_loss, ranking_losses
 from jaxretr.models.backbones.layers import Params, bind, matmuls_in
 from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_log_prob
-from jaxretr.training.steps.token_step import SumLoss, masked_sum
+from jaxretr.training.steps.token_step import SumLoss
 
 
 class Example(NamedTuple):
@@ -70,15 +71,12 @@ def scorer_loss(
         tokens, lengths = encoder_input(prompt, passages, lengths)
         return bound.target_log_probs(targets, bound.read(tokens, lengths))
 
-    def real(width: int, lengths: jax.Array) -> jax.Array:
-        return (jnp.arange(width) < lengths[..., None]).astype(jnp.float32)
-
     def loss(params: Params, batch: ScorerBatch, _: Any) -> tuple[jax.Array, jax.Array]:
         bound = bind(model, params)
         passages, lengths, targets, target_lengths = map(jnp.asarray, batch.examples)
         with matmuls_in(dtype):
             log_probs = log_probs_of(bound, passages, lengths, targets)
-            total, count = masked_sum(-log_probs, real(log_probs.shape[1], target_lengths))
+            total, count = passage_lm_loss(log_probs, target_lengths)
             if batch.ranked is None:
                 return total, count
             # G questions with C passages each, as G C pairs; log-probabilities of the questions' tokens, [G, C, T].
@@ -86,10 +84,9 @@ def scorer_loss(
             g, c, width = passages.shape
             pairs = passages.reshape(g * c, width), lengths.reshape(-1), jnp.repeat(targets, c, axis=0)
             ranked = log_probs_of(bound, *pairs).reshape(g, c, -1)
-        # Scores [G, C]; the loss is the cross-entropy of each question's own passage, which is the first.
-        scores = mean_log_prob(ranked, jnp.repeat(target_lengths[:, None], c, axis=1)) / ranked_temperature
-        order = -jax.nn.log_softmax(scores, axis=-1)[:, 0].sum()
-        of_questions, tokens = masked_sum(-ranked[:, 0], real(ranked.shape[2], target_lengths))
+        scores = mean_log_prob(ranked, jnp.repeat(target_lengths[:, None], c, axis=1))  # [G, C]
+        order = ranking_losses(scores, ranked_temperature).sum()
+        of_questions, tokens = passage_lm_loss(ranked[:, 0], target_lengths)
         return total + of_questions + ranked_weight * order, count + tokens
 
     return loss

@@ -68,7 +68,7 @@ class Work(NamedTuple):
     """Number of tokens of questions that a T5's decoder read, padding and empty places included."""
 
 
-class Taught(NamedTuple):
+class TeacherAnswer(NamedTuple):
     """The teacher's answer, the same on all devices except for the table."""
 
     scores: jax.Array
@@ -88,7 +88,7 @@ def teach(
     rows: jax.Array,
     questions: Questions,
     table: TableState | None,
-) -> Taught:
+) -> TeacherAnswer:
     """Score every question of the batch with its passages; call it inside the shard_map.
 
     A pair that stands in the batch several times is asked for once, and not at all if the table has it.
@@ -106,24 +106,25 @@ def teach(
     if table is not None:
         known, kept = look_up(table, numbers, rows)
     first = first_of_equals(numbers, rows)
-    asked = (first == jnp.arange(rows.size)) & ~known.reshape(-1)
-    fresh, work = _ask(teaching, params, passages, rows, asked, targets, lengths)
+    # Pairs without a score, the first of equal ones, bool [B K]; the others read that one's.
+    is_new = (first == jnp.arange(rows.size)) & ~known.reshape(-1)
+    fresh, work = _score_new(teaching, params, passages, rows, is_new, targets, lengths)
     scores = lax.stop_gradient(jnp.where(known, kept, fresh[first].reshape(rows.shape)))
     if table is not None:
         table = remember(table, numbers, rows, scores, known, teaching.replacement)
-    return Taught(scores, table, known.astype(jnp.float32).mean(), work)
+    return TeacherAnswer(scores, table, known.astype(jnp.float32).mean(), work)
 
 
-def _ask(
+def _score_new(
     teaching: Teaching,
     params: Params,
     passages: CorpusTokens,
     rows: jax.Array,
-    asked: jax.Array,
+    is_new: jax.Array,
     targets: jax.Array,
     lengths: jax.Array,
 ) -> tuple[jax.Array, Work]:
-    """Return the scores of the pairs that are asked for, float32 [B * K], 0 for the others; run by all devices."""
+    """Return the scores of the new pairs, float32 [B * K], 0 for the others; run by all devices."""
     teacher, widths, devices = teaching.teacher, teaching.widths, lax.axis_size(DATA)
     k, count = rows.shape[1], rows.size
     shared = not isinstance(teacher, PairTeacher)
@@ -133,7 +134,7 @@ def _ask(
     of_questions = jnp.repeat(lengths, k)
     dealt = deal(
         rows.reshape(-1),
-        asked,
+        is_new,
         teacher.row_lengths(of_passages, of_questions),
         widths.rows,
         devices=devices,

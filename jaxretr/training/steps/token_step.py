@@ -24,11 +24,6 @@ SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
 tokens), float32 scalars."""
 
 
-def masked_sum(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the sum and the number of the positions whose weight is 1; losses and weights float32 of one shape."""
-    return (losses * weights).sum(), weights.sum()
-
-
 def make_token_step(
     loss: SumLoss,
     optimizer: optax.GradientTransformation,
@@ -75,19 +70,19 @@ def make_token_step(
         if size == rows:
             gradients, total, count = gradient(batch, keys)
         else:
-            whole = rows // size * size
-            parts = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), (batch, keys))
+            # Chunks of one size in a loop, whose sums are added up; a smaller last chunk comes after it.
+            in_chunks = rows // size * size
+            parts = jax.tree.map(lambda x: x[:in_chunks].reshape(-1, size, *x.shape[1:]), (batch, keys))
             none = lax.pcast(jnp.zeros(()), DATA, to="varying")
             start = (jax.tree.map(zeros_placed_like, params), none, none)
             sums = lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts)[0]
-            if whole < rows:
-                rest = jax.tree.map(lambda x: x[whole:], (batch, keys))
+            if in_chunks < rows:
+                rest = jax.tree.map(lambda x: x[in_chunks:], (batch, keys))
                 sums = jax.tree.map(jnp.add, sums, gradient(*rest))
             gradients, total, count = sums
         gradients, (total, count) = reduced(gradients, state.params, state.opt_state, (total, count))
-        count = jnp.maximum(
-            count, 1.0
-        )  # A small batch may have nothing to predict: then there is no gradient, instead of 0 / 0.
+        # A small batch may have nothing to predict: then there is no gradient, instead of 0 / 0.
+        count = jnp.maximum(count, 1.0)
         gradients = jax.tree.map(lambda g: g / count, gradients)
         metrics = {"loss": total / count, "gradient_norm": global_norm(gradients)}
         return state.apply_gradients(gradients, optimizer), metrics

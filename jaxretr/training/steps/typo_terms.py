@@ -9,8 +9,9 @@ With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2
 to L that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from
 passages to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a
 passage. The terms are additions: they call the run's own loss where they need it, so they go with every objective that
-has questions. What they need of the batch is `form_losses`'s arguments; everything runs inside a shard_map over "data",
-with b = B / devices questions on this device.
+has questions. A step takes this side road only where its batch has forms: `embed_with_forms` embeds them, `typo_losses`
+puts the terms together from the losses in jaxretr/losses/typos.py. Everything runs inside a shard_map over "data", with
+b = B / devices questions on this device.
 """
 
 from collections.abc import Callable
@@ -20,57 +21,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.config import Typos
-from jaxretr.losses.contrastive import contrastive_losses
-from jaxretr.losses.distillation import kl_divergence
+from jaxretr.losses.contrastive import scaled_scores
+from jaxretr.losses.typos import contrast_losses, self_teaching_losses
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.training.state import TokenRows
 from jaxretr.training.steps.live_index import IndexProgram, embed_questions
 from jaxretr.training.steps.text_keys import TextKeys
-
-# ---- pure functions of arrays ----------------------------------------------------------------------------------------
-
-
-def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) -> jax.Array:
-    """Return CE(q -> Q~): each question against the misspelt forms of all of the batch's questions.
-
-    A form's target is the place of its own question in the batch, whatever passages that question has. With several
-    forms each is compared with the other questions' forms alone, and the mean is taken.
-
-    Args:
-      scores: scores of questions and forms, already divided by the temperature, float32 [b, B, V].
-      first: place of the first of these questions in the batch.
-      same: bool [b, B], which of the batch's questions have the same text: their forms are not negatives.
-
-    Returns:
-      float32 [b], in nats.
-    """
-    b, size, v = scores.shape
-    mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]  # [b, B]
-    positive, negative = (jnp.repeat(mask, v, axis=1) for mask in (mine, ~mine & ~same))
-    return contrastive_losses(scores.reshape(b, size * v), positive, negative)
-
-
-def self_teaching_losses(clean: jax.Array, misspelt: jax.Array, counted: jax.Array) -> jax.Array:
-    """Return KL(softmax(clean) || softmax(misspelt)), the mean over the forms; the clean scores get no gradient.
-
-    Args:
-      clean: scores of the question, already divided by the temperature, float32 [b, M].
-      misspelt: scores of its forms, already divided by the temperature, float32 [b, V, M].
-      counted: bool [b, M]: passages that both distributions are taken over.
-
-    Returns:
-      float32 [b], in nats; 0 where misspelt equals clean.
-    """
-    return kl_divergence(misspelt, clean[:, None], counted[:, None]).mean(axis=-1)
-
-
-def same_texts(tokens: jax.Array, all_tokens: jax.Array) -> jax.Array:
-    """Compare rows of token ids: integers [b, L] and [B, L] -> bool [b, B]."""
-    return (tokens[:, None] == all_tokens[None]).all(axis=-1)
-
-
-# ---- in a training step ----------------------------------------------------------------------------------------------
 
 
 def embed_with_forms(
@@ -79,9 +36,9 @@ def embed_with_forms(
     frozen: Params,
     tokens: jax.Array,
     lengths: jax.Array,
-    forms: TokenRows | None,
+    forms: TokenRows,
     keys: TextKeys,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array]:
     """Embed this device's questions and their misspelt forms as one list of texts, so that chunks are filled well.
 
     Args:
@@ -90,14 +47,12 @@ def embed_with_forms(
       frozen: its other parameters.
       tokens: token ids of [CLS] q [SEP], integers [b, L].
       lengths: int32 [b].
-      forms: tokens [b, V, L] and lengths [b, V] of the forms, or None.
+      forms: tokens [b, V, L] and lengths [b, V] of the forms.
       keys: keys of the dropout.
 
     Returns:
-      float32 [b, D] and [b, V, D]; None where there are no forms.
+      float32 [b, D] and [b, V, D].
     """
-    if forms is None:
-        return embed_questions(program, params, frozen, tokens, lengths, keys.questions), None
     b, v, width = forms.tokens.shape
     every = None
     if keys.questions is not None:
@@ -114,7 +69,7 @@ def embed_with_forms(
     return embeddings[:b], embeddings[b:].reshape(b, v, -1)
 
 
-def form_losses(
+def typo_losses(
     weights: Typos,
     questions: jax.Array,
     forms: jax.Array,
@@ -144,16 +99,17 @@ def form_losses(
     terms: dict[str, tuple[float, jax.Array]] = {}
     if weights.contrast_weight:
         all_forms, all_tokens = (lax.all_gather(x, DATA, tiled=True) for x in (forms, tokens))
-        scores = jnp.matmul(questions, all_forms.reshape(-1, d).T, precision=lax.Precision.HIGHEST) / temperature
-        contrast = contrast_losses(scores.reshape(b, -1, v), lax.axis_index(DATA) * b, same_texts(tokens, all_tokens))
+        scores = scaled_scores(questions, all_forms.reshape(-1, d), temperature)
+        same = (tokens[:, None] == all_tokens).all(axis=-1)  # [b, B]
+        contrast = contrast_losses(scores.reshape(b, -1, v), lax.axis_index(DATA) * b, same)
         terms["typo_contrast"] = (weights.contrast_weight, contrast)
     if weights.passage_weight or weights.self_teaching_weight:
         losses, scores = losses_of(forms)
         if weights.passage_weight:
             terms["typo_passages"] = (weights.passage_weight, losses.mean(axis=-1))
         if weights.self_teaching_weight:
-            taught = self_teaching_losses(clean, scores, counted)
-            terms["typo_self_teaching"] = (weights.self_teaching_weight, taught)
+            teaching = self_teaching_losses(clean, scores, counted)
+            terms["typo_self_teaching"] = (weights.self_teaching_weight, teaching)
     # The sum begins with zeros that vary over the devices as the terms do.
     total = sum((weight * losses for weight, losses in terms.values()), start=jnp.zeros_like(clean[:, 0]))
     return total, {name: losses for name, (_, losses) in terms.items()}

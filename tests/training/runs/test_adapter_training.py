@@ -26,6 +26,7 @@ from tiny import (
 )
 
 from jaxretr.config import AdapterShape, ContrastiveConfig, Optimizer
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
@@ -42,7 +43,8 @@ from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.whole_corpus import select
 from jaxretr.training.state import CorpusTokens, TrainState
-from jaxretr.training.steps.contrastive import NO_PASSAGE, ContrastiveBatch, make_step
+from jaxretr.training.steps.batch_loss import ContrastiveBatch
+from jaxretr.training.steps.contrastive import make_step
 
 SHAPE = AdapterShape(lora_rank=3, lora_alpha=4.5, bottleneck=5, scale=2.0)
 WHOLE = 100  # larger than any device's number of texts: everything at once

@@ -111,7 +111,7 @@ def test_a_place_without_a_passage_counts_nothing(tiny_models: Path, mesh1: jax.
     plan = config(tiny_models / "encoder", negatives={"random": 30})
     run = CrossEncoderRun(plan, mesh1, tmp_path)
     batch = run.batch(0)
-    there = np.asarray(batch.there)
+    there = np.asarray(batch.is_present)
     assert not there.all() and there[:, :15].all()
 
 

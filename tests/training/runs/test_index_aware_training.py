@@ -17,6 +17,8 @@ from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_s
 
 from jaxretr.config import IndexAware
 from jaxretr.embeddings.vector_files import dequantise, quantise
+from jaxretr.losses.art import art_losses
+from jaxretr.losses.quantised import decoded, fitted_codebook, nearest_codes
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import make_mesh
@@ -27,9 +29,8 @@ from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.state import ProductCodes, TrainState
 from jaxretr.training.steps import index_aware
-from jaxretr.training.steps.art import art_losses, student_loss
+from jaxretr.training.steps.art import student_loss
 from jaxretr.training.steps.contrastive import make_step
-from jaxretr.training.steps.quantised import StoredRows, decoded, fitted_codebook, nearest_codes
 
 PRODUCT: dict[str, object] = {"kind": "product", "block": 4, "centres": 4, "commitment": 0.1, "relearn_every": 2}
 
@@ -151,7 +152,10 @@ def test_arts_loss_is_that_on_the_scores_of_the_index(kind: Any) -> None:
         values = np.asarray(decoded(nearest_codes(jnp.asarray(flat), codebook), codebook, 8))
     art: Any = dataclasses.make_dataclass("Settings", ["teacher_temperature", "prior_weight"])(1.0, 0.0)
     program: Any = _Program(settings, art=art)
-    loss, (student, terms) = student_loss(program, q, p, teacher, None, None, StoredRows(settings, codes))  # pyright: ignore
+    loss, (student, terms) = student_loss(
+        *(program, q, p, teacher, None),  # pyright: ignore
+        stored=index_aware.stored_rows(settings, codes),
+    )
     scores = np.einsum("bd,bkd->bk", q, values.reshape(p.shape))
     np.testing.assert_allclose(student, scores / 2, rtol=1e-5, atol=1e-5)
     error = (np.square(values - flat).sum(axis=1) / np.square(flat).sum(axis=1)).mean()

@@ -12,13 +12,13 @@ from jaxretr import cli
 from jaxretr.config import BertShape
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.readers import read_corpus
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import train
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.example_draws import LexicalDraws, as_training_set
 from jaxretr.training.runs.run_examples import read_run_examples
-from jaxretr.training.steps.contrastive import NO_PASSAGE
 
 QUERIES = ["who wrote it", "when was it", "where is it", "东京在哪里"]
 # Ranks 1-3 are positives and 5-6 negatives; the third query has two positives and one negative.

@@ -11,6 +11,7 @@ from tiny import DATA, write_tokenizer
 
 from jaxretr.config import BertShape, MlmConfig, Optimizer, PassageLmConfig, PretrainData, T5Shape, Train
 from jaxretr.data.readers import read_corpus
+from jaxretr.losses.language_models import masked_sum
 from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.hub import encoder_params, t5_params
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
@@ -22,7 +23,7 @@ from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.mlm import mask
 from jaxretr.training.steps.passage_lm import thinned_windows
-from jaxretr.training.steps.token_step import make_token_step, masked_sum
+from jaxretr.training.steps.token_step import make_token_step
 
 TRAIN = Train(steps=40, batch_size=8, log_every=20, save_every=100, eval_every=20, best_metric="loss")
 OPTIMIZER = Optimizer(learning_rate=1e-2, warmup=0.1, weight_decay=0.0)

@@ -22,17 +22,12 @@ from tiny import changed_program, contrastive_program
 
 from jaxretr.config import Distillation, IndexAware, Typos
 from jaxretr.embeddings.vector_files import dequantise, quantise
+from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.losses.quantised import fitted_codebook
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.state import CorpusState, ProductCodes
-from jaxretr.training.steps.contrastive import (
-    NO_PASSAGE,
-    ContrastiveBatch,
-    ContrastiveProgram,
-    PassagesOfBatch,
-    batch_loss,
-)
-from jaxretr.training.steps.index_aware import on_stored
-from jaxretr.training.steps.quantised import fitted_codebook
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.training.steps.index_aware import loss_on_index
 
 B, C, Q, D, N, CORPUS = 8, 4, 3, 16, 32, 27
 """27 passages of the corpus, and 3 that only the training file has, in 32 rows: 4 a device of 8."""
@@ -231,10 +226,11 @@ def ours(
 
         def of_vectors(vectors: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
             q, p, *forms = vectors
-            given = PassagesOfBatch(own, everyone, index, contents)
-            return on_stored(
-                program, codes, lambda how: batch_loss(program, q, p, given, batch, *(forms or [None]), stored=how)
-            )
+            passages = PassagesOfBatch(own, everyone, index, contents)
+            loss_on = partial(batch_loss, program, q, p, passages, batch, forms=forms[0] if forms else None)
+            if program.index_aware.kind == "none":
+                return loss_on()
+            return loss_on_index(program.index_aware, codes, loss_on)
 
         (loss, metrics), gradients = jax.value_and_grad(of_vectors, has_aux=True)(vectors)
         return lax.psum(loss, DATA), lax.psum(metrics, DATA), gradients

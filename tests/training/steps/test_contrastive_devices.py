@@ -17,11 +17,12 @@ import pytest
 from contrastive_reference import Examples
 from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.state import TrainState
-from jaxretr.training.steps.contrastive import NO_PASSAGE, make_step
+from jaxretr.training.steps.contrastive import make_step
 
 MESHES: dict[str, Callable[[], jax.sharding.Mesh]] = {
     "1 device": lambda: make_mesh(jax.devices()[:1]),

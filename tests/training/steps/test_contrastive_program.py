@@ -16,7 +16,8 @@ from jaxretr.runtime.parallel import sharding
 from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
-from jaxretr.training.steps.contrastive import ContrastiveBatch, make_step
+from jaxretr.training.steps.batch_loss import ContrastiveBatch
+from jaxretr.training.steps.contrastive import make_step
 
 N, DEVICES, B = 1 << 17, 8, 8
 # LLVM's optimisations come after all that is read here.

@@ -11,9 +11,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import contrastive_program
 
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.state import CorpusState
-from jaxretr.training.steps.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, retrieve_negatives
+from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
+from jaxretr.training.steps.contrastive import retrieve_negatives
 from jaxretr.training.steps.text_keys import TextKeys
 
 B, D, N, ROWS = 8, 16, 20, 24

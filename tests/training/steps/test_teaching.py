@@ -25,7 +25,7 @@ from jaxretr.training.state import CorpusTokens
 from jaxretr.training.steps import dealing
 from jaxretr.training.steps.score_table import EMPTY, TableState
 from jaxretr.training.steps.teacher_widths import TeacherWidths
-from jaxretr.training.steps.teaching import Questions, Taught, Teaching, teach
+from jaxretr.training.steps.teaching import Questions, TeacherAnswer, Teaching, teach
 from jaxretr.training.steps.widths import fewest_widths
 
 SEED = 11
@@ -120,7 +120,7 @@ def asking(
     replacement: Any = "unused",
     on_cpus: bool = False,
 ) -> Any:
-    """taught(passages, lengths, rows, questions, table) -> Taught."""
+    """taught(passages, lengths, rows, questions, table) -> TeacherAnswer."""
     teaching = Teaching(
         teacher=teacher, widths=widths, dtype="float32", chunk=chunk, replacement=replacement, on_cpus=on_cpus
     )
@@ -131,9 +131,9 @@ def asking(
         mesh=mesh,
         axis_names={DATA},
         in_specs=(P(DATA), P(), P(DATA), P(DATA)),
-        out_specs=Taught(*SPECS),
+        out_specs=TeacherAnswer(*SPECS),
     )
-    def taught(passages: CorpusTokens, rows: Any, questions: Questions, table: TableState | None) -> Taught:
+    def taught(passages: CorpusTokens, rows: Any, questions: Questions, table: TableState | None) -> TeacherAnswer:
         return teach(teaching, {}, passages, rows, questions, table)
 
     return compiled_quickly(taught)

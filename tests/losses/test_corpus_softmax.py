@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.losses.corpus_softmax import corpus_logsumexp
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
-from jaxretr.training.steps.contrastive import NO_PASSAGE
-from jaxretr.training.steps.corpus_softmax import corpus_logsumexp
 
 B, D, N, ROWS = 8, 5, 20, 24
 SEED = 4
@@ -56,6 +56,7 @@ def ours(
     def whole(q: jax.Array, rows: jax.Array, contents: jax.Array, excluded: jax.Array, each: jax.Array) -> jax.Array:
         return corpus_logsumexp(
             *(lax.all_gather(q, DATA, tiled=True), rows, contents, excluded, each),
+            axis=DATA,
             num_valid=N,
             temperature=temperature,
             normalise=normalise,
@@ -150,7 +151,7 @@ def test_rows_get_no_gradient(given: Given) -> None:
         none = jnp.full((B, 1), NO_PASSAGE)
         contents = lax.pcast(jnp.asarray(given.contents), DATA, to="varying")
         return corpus_logsumexp(
-            *(q, rows, contents, none[0], none), num_valid=N, temperature=1.0, normalise=False, block_rows=8
+            *(q, rows, contents, none[0], none), axis=DATA, num_valid=N, temperature=1.0, normalise=False, block_rows=8
         )
 
     of_rows = jax.jit(jax.grad(lambda rows: whole(given.queries, rows).sum()))(given.rows)

@@ -17,16 +17,16 @@ from jaxretr.indexes.certified import faiss_engine
 from jaxretr.indexes.certified.codes import codes_of
 from jaxretr.indexes.certified.learnt import Learnt
 from jaxretr.indexes.exact.store import search_store
-from jaxretr.training.state import ProductCodes
-from jaxretr.training.steps.quantised import (
+from jaxretr.losses.quantised import (
     StoredRows,
     decoded,
     fitted_codebook,
     int8_rows,
     nearest_codes,
     score_aware_codes,
-    threshold_of,
 )
+from jaxretr.training.state import ProductCodes
+from jaxretr.training.steps.index_aware import stored_rows, threshold_of
 
 SEED = 5
 N, D = 300, 13
@@ -49,8 +49,8 @@ def codebook_of(rows: NDArray[np.float32], block: int, centres: int = 16) -> NDA
 
 def stored(settings: IndexAware, codebook: NDArray[np.float32] | None = None, threshold: float = 1.0) -> StoredRows:
     if codebook is None:
-        return StoredRows(settings, None)
-    return StoredRows(settings, ProductCodes(jnp.asarray(codebook), jnp.float32(threshold), jnp.int32(0)))
+        return stored_rows(settings, None)
+    return stored_rows(settings, ProductCodes(jnp.asarray(codebook), jnp.float32(threshold), jnp.int32(0)))
 
 
 # ---- int8 ------------------------------------------------------------------------------------------------------------

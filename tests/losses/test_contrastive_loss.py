@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import torch
 
-from jaxretr.training.steps.contrastive import NO_PASSAGE, Masks, contrastive_losses
+from jaxretr.losses.contrastive import NO_PASSAGE, Masks, contrastive_losses, false_negatives
 
 SEED = 11
 
@@ -158,13 +158,13 @@ def defined(
 @pytest.mark.parametrize(("judged", "copies"), [(True, True), (True, False), (False, True), (False, False)])
 def test_masks_are_as_defined(positives: int, judged: bool, copies: bool) -> None:
     """Random batches of few contents, so that copies abound; padded places everywhere, positives' included."""
-    choices = {"positives": positives, "mask_duplicates": copies}
 
     @jax.jit
     def of_batch(
-        own: jax.Array, contents: jax.Array, known: jax.Array, first: jax.Array
+        own: jax.Array, text_ids: jax.Array, known: jax.Array, first: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        masks = Masks.of_batch(own, contents, known, first=first, **choices)
+        excluded = false_negatives(known, own, positives=positives, mask_duplicates=copies)
+        masks = Masks.of_batch(text_ids, excluded, first=first, positives=positives)
         return masks.positive, masks.negative
 
     rng = np.random.default_rng(SEED)
@@ -188,5 +188,6 @@ def test_a_judged_positive_is_no_negative_even_among_the_own_ones() -> None:
     """A training file may name a passage as a hard negative that the judgements call relevant."""
     own = jnp.array([[5, 7, 6]], jnp.int32)
     for known, expected in (([[5, 7]], [[False, False, True]]), ([[]], [[False, True, True]])):
-        masks = Masks.of_batch(own, own, jnp.array(known, jnp.int32), first=0, positives=1, mask_duplicates=True)
+        excluded = false_negatives(jnp.array(known, jnp.int32), own, positives=1, mask_duplicates=True)
+        masks = Masks.of_batch(own, excluded, first=0, positives=1)
         assert masks.negative.tolist() == expected

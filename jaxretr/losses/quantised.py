@@ -1,6 +1,6 @@
 """Rows as quantised indexes store them: integers with a scale, or the nearest of a few centres a block of dimensions.
 
-Pure functions of arrays. Only the passages are rounded; questions are compared with the stored rows unrounded
+Only the passages are rounded; questions are compared with the stored rows unrounded
 (asymmetric distances). The gradient of a stored row goes straight through to the row (Bengio et al. 2013, section 4).
 """
 
@@ -9,10 +9,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-from jaxretr.config import IndexAware
-from jaxretr.indexes.certified.learnt import score_threshold
-from jaxretr.training.state import ProductCodes
 
 _LARGEST = 127
 
@@ -24,13 +20,15 @@ _ITERATIONS = 10
 _BLOCKS = 32
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StoredRows:
     """Quantiser that maps rows to the rows that an index stores; a pytree, so that custom gradients can take it."""
 
-    settings: IndexAware
-    codes: ProductCodes | None
-    """Product codes; None unless the kind is "product"."""
+    codebook: jax.Array | None = None
+    """Centres of product codes, float32 [S, C, W]; None: int8."""
+    threshold: jax.Array | None = None
+    """T of the score-aware loss that chooses the centres, float32 scalar; None: the nearest centres."""
 
     def __call__(self, rows: jax.Array) -> jax.Array:
         """Return the rows as stored, float32 [..., D]; a gradient of them goes to `rows` unchanged."""
@@ -39,19 +37,23 @@ class StoredRows:
     def values(self, rows: jax.Array) -> jax.Array:
         """Return the rows as stored, without a gradient, float32 [..., D]."""
         rows = lax.stop_gradient(rows)
-        if self.settings.kind == "int8":
+        if self.codebook is None:
             return int8_rows(rows)
-        assert self.codes is not None
         flat = rows.reshape(-1, rows.shape[-1])
-        codes = (
-            score_aware_codes(flat, self.codes.codebook, self.codes.threshold)
-            if self.settings.anisotropic
-            else nearest_codes(flat, self.codes.codebook)
-        )
-        return decoded(codes, self.codes.codebook, rows.shape[-1]).reshape(rows.shape)
+        if self.threshold is None:
+            codes = nearest_codes(flat, self.codebook)
+        else:
+            codes = score_aware_codes(flat, self.codebook, self.threshold)
+        return decoded(codes, self.codebook, rows.shape[-1]).reshape(rows.shape)
 
 
-jax.tree_util.register_dataclass(StoredRows, data_fields=["codes"], meta_fields=["settings"])
+def storage_errors(stored: StoredRows, p: jax.Array) -> jax.Array:
+    """Return |p - Q(p)|^2 / |p|^2 of passages, float32 [..., D] -> [...], with a gradient that pulls p to Q(p).
+
+    It is the commitment loss of RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789), relative to the length.
+    """
+    length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
+    return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
 
 
 # ---- integers with a scale -------------------------------------------------------------------------------------------
@@ -119,29 +121,29 @@ def score_aware_codes(rows: jax.Array, codebook: jax.Array, threshold: jax.Array
     # their error, worst first.
     each = jnp.arange(len(rows))
     codes = squares.argmin(axis=-1)
-    whole = jnp.take_along_axis(along, codes[..., None], axis=-1).sum(axis=(-1, -2))  # [M]
+    total = jnp.take_along_axis(along, codes[..., None], axis=-1).sum(axis=(-1, -2))  # [M]
     order = jnp.argsort(-squares.min(axis=-1), axis=-1, stable=True)
 
     def block(place: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        codes, whole, changed = carry
+        codes, total, changed = carry
         group = order[:, place]
         # The current block of each row: errors and error parts of its centres, and its present code.
         error, part, old = squares[each, group], along[each, group], codes[each, group]  # [M, C], [M, C], [M]
         # Change of the squared error along the row, and of the loss, if each centre replaced the present one, [M, C].
-        rest = whole - part[each, old]
-        less = jnp.square(rest[:, None] + part) - jnp.square(whole)[:, None]
+        rest = total - part[each, old]
+        less = jnp.square(rest[:, None] + part) - jnp.square(total)[:, None]
         cost = (eta - 1)[:, None] * less + error - error[each, old][:, None]
         better = (less <= 0) & (cost < 0) & counts[:, None]
         best = jnp.where(better.any(axis=-1), jnp.where(better, cost, jnp.inf).argmin(axis=-1), old)
         return codes.at[each, group].set(best), rest + part[each, best], changed | (best != old).any()
 
     def one_round(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        number, _, codes, whole = carry
-        codes, whole, changed = lax.fori_loop(0, groups, block, (codes, whole, (whole != whole).any()))
-        return number + 1, changed, codes, whole
+        number, _, codes, total = carry
+        codes, total, changed = lax.fori_loop(0, groups, block, (codes, total, (total != total).any()))
+        return number + 1, changed, codes, total
 
     # Flags of the same type as the loop's flags: they vary over the devices as the rows do.
-    start = jnp.zeros((), jnp.int32), (whole == whole).any(), codes, whole
+    start = jnp.zeros((), jnp.int32), (total == total).any(), codes, total
     return lax.while_loop(lambda carry: carry[1] & (carry[0] < _ROUNDS), one_round, start)[2]
 
 
@@ -151,17 +153,6 @@ def decoded(codes: jax.Array, codebook: jax.Array, dim: int) -> jax.Array:
     # A sum of one number and zeros instead of a gather of small pieces, which is slow on accelerators.
     values = jnp.where(chosen[..., None], codebook, 0.0).sum(axis=-2)
     return values.reshape(len(codes), -1)[:, :dim]
-
-
-def threshold_of(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return T of the score-aware loss for such rows, float32 scalar, as our ScaNN index sets it.
-
-    Args:
-      rows: float32 [m, D].
-      weights: float32 [m], 0 for rows that do not count.
-    """
-    mean = (jnp.square(rows).sum(axis=-1) * weights).sum() / weights.sum()
-    return jnp.sqrt(mean) * score_threshold(rows.shape[-1])
 
 
 def fitted_codebook(
@@ -198,8 +189,8 @@ def fitted_codebook(
         spare = points[far[jnp.cumsum(empty) - 1]]
         return jnp.where(empty[:, None], spare, sums / jnp.maximum(counts, 1)[:, None])
 
-    def of_block(given: tuple[jax.Array, jax.Array]) -> jax.Array:
-        points, means = given
+    def fit_block(start: tuple[jax.Array, jax.Array]) -> jax.Array:
+        points, means = start
         return lax.fori_loop(0, _ITERATIONS, lambda _, means: improved(points, means), means)
 
-    return lax.map(of_block, (blocks, start), batch_size=_BLOCKS)
+    return lax.map(fit_block, (blocks, start), batch_size=_BLOCKS)

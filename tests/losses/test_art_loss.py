@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tiny import BERT, T5, art_config
 
+from jaxretr.losses.art import art_losses, art_target
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.runs.art import art_program
-from jaxretr.training.steps.art import art_losses
 from jaxretr.training.steps.teacher_widths import TeacherWidths
 
 B, K, TAU = 3, 5, 4.0
@@ -27,7 +27,8 @@ def scores() -> tuple[np.ndarray, np.ndarray]:
 
 def art_loss(student: Any, teacher: Any, *, temperature: float, **settings: float) -> jax.Array:
     """A batch's mean, as the step takes it."""
-    return art_losses(student / temperature, teacher, **settings).mean()
+    student = student / temperature
+    return art_losses(student, art_target(student, teacher, **settings)).mean()
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
