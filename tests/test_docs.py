@@ -76,7 +76,7 @@ RUN_BY = {
     "train --data": "test_docs.py",
     "train --help": "cli/test_cli.py",
     "train --plan": "training/plan/test_plan.py",
-    "train --profile-steps": "test_profiling.py",
+    "train --profile-steps": "training/test_profiling.py",
     "serve": "serve/test_server.py",
     "serve keys": "serve/test_keys.py",
     "tune": "cli/test_combined_commands.py",

@@ -56,6 +56,6 @@ def noted(*args):
 
 
 train.build = noted
-experiment.load = lambda path, overrides, data: made
+experiment.load = lambda *given: made
 # Lines of a test come here.
 sys.exit(cli.main(["train", "no.py", "--workdir", workdir]))

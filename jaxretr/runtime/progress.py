@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from tqdm import tqdm
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -32,6 +30,8 @@ class Progress:
         self.skipped = 0
         self.began = time.monotonic()
         self.next_line = self.began + _FIRST_SECONDS if shown else float("inf")
+        from tqdm import tqdm  # Here, since the formats' names are read for the command line's help as well.
+
         # disable=None: no bar where there is no terminal.
         self.bar = tqdm(total=total, desc=done, unit=unit, delay=_FIRST_SECONDS, disable=None if shown else True)
 
@@ -71,6 +71,8 @@ class Progress:
 
 def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
     """Pass on `rows`, whose number is not known yet, and show how many there are."""
+    from tqdm import tqdm
+
     began = time.monotonic()
     following = began + _FIRST_SECONDS
     bar = tqdm(unit=unit, delay=_FIRST_SECONDS, disable=None)

@@ -203,4 +203,4 @@ def test_a_stored_corpus_is_not_encoded_again(models, suite, tmp_path, capsys, m
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"was encoded from other passages than those of {suite / 'flat'}" in error
     assert run("evaluate", model, *words, "--index", tmp_path / "nothing") == 1
-    assert "no store is there" in capsys.readouterr().err.splitlines()[-1]
+    assert "nothing: no index" in capsys.readouterr().err.splitlines()[-1]
