@@ -61,15 +61,9 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> EncoderSearch:
     """Encode questions and search an index that the encoder made; see `encoder_search`."""
     from jaxretr.indexes.index import SearchOptions
+    from jaxretr.indexes.read_only import found_by
 
-    def find(vectors: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        found = index.search(vectors, k, SearchOptions())
-        scores = np.full((len(found), max(map(len, found), default=0)), -np.inf, np.float32)
-        for row, hits in zip(scores, found, strict=True):
-            row[: len(hits)] = [hit.score for hit in hits]
-        return scores, [[hit.id for hit in hits] for hits in found]
-
-    return EncoderSearch(encoder, find, batch_size)
+    return EncoderSearch(encoder, lambda vectors, k: found_by(index, vectors, k, SearchOptions()), batch_size)
 
 
 def find_all(

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.indexes.filters import FilterOptions, Value
-from jaxretr.indexes.index import Document, Hit, Opening, SearchOptions, Standing, find_unchanging
+from jaxretr.indexes.index import Document, Hit, Index, Opening, SearchOptions, Standing, find_unchanging
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.paths import cache_root
 
@@ -79,6 +79,11 @@ class ReadOnlyIndex:
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """Implement `Index.search`."""
+        scores, ids = self.found(vectors, k, options)
+        return [list(map(Hit, *each)) for each in zip(ids, scores.tolist(), strict=True)]
+
+    def found(self, vectors: np.ndarray, k: int, options: SearchOptions) -> Found:
+        """Search without an object for each hit; see `Index.search`."""
         if options.target_recall is not None and not self._facts.get("targets"):
             raise UserError("target_recall: this index is searched exactly; leave it out")
         filters: FilterOptions = {"where": options.where or None}
@@ -86,8 +91,7 @@ class ReadOnlyIndex:
             filters["allow"] = [id for id in options.allow if id in self._row_of]
         if options.deny and (deny := [id for id in options.deny if id in self._row_of]):
             filters["deny"] = deny
-        scores, ids = self._search(vectors, k, options, filters)
-        return [list(map(Hit, *each)) for each in zip(ids, scores.tolist(), strict=True)]
+        return self._search(vectors, k, options, filters)
 
     find = find_unchanging
 
@@ -135,3 +139,14 @@ class ReadOnlyIndex:
 
     def close(self) -> None:
         """Do nothing: nothing is open that needs closing."""
+
+
+def found_by(index: Index, vectors: np.ndarray, k: int, options: SearchOptions) -> Found:
+    """Search an index of any kind; scores behind a question's last hit do not count."""
+    if isinstance(index, ReadOnlyIndex):
+        return index.found(vectors, k, options)
+    hits = index.search(vectors, k, options)
+    scores = np.full((len(hits), max(map(len, hits), default=0)), -np.inf, np.float32)
+    for row, each in zip(scores, hits, strict=True):
+        row[: len(each)] = [hit.score for hit in each]
+    return scores, [[hit.id for hit in each] for each in hits]

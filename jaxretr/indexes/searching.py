@@ -17,6 +17,7 @@ from jaxretr.indexes.checks import check_index
 from jaxretr.indexes.filters import Where
 from jaxretr.indexes.index import Document
 from jaxretr.indexes.opening import has_texts, opened
+from jaxretr.indexes.read_only import found_by
 from jaxretr.indexes.reranking import AnyScorer, loaded_scorer, rerank_hits
 from jaxretr.indexes.row_filter import RowFilter
 from jaxretr.runtime.errors import UsageError, UserError
@@ -92,13 +93,18 @@ def search(
         check_index(index, encoder)
         facts = {name: value for name, value in index.facts().items() if name != "bytes"}
         agree("the search", {"index": json.dumps(facts, default=str), "questions": texts_fingerprint(questions)})
-        found = index.find(encode_texts(encoder, questions, batch_size), k, options, with_documents=reads)
-    hits = [
-        Hits(question.id, [hit.id for hit in each], np.array([hit.score for hit in each], np.float32))
-        for question, each in zip(questions, found.hits, strict=True)
-    ]
-    if reads:
-        passages = _texts_of(found.documents.values())
+        vectors = encode_texts(encoder, questions, batch_size)
+        if reads:
+            found = index.find(vectors, k, options, with_documents=True)
+            passages = _texts_of(found.documents.values())
+            each = (([hit.id for hit in hits], [hit.score for hit in hits]) for hits in found.hits)
+        else:
+            scores, ids = found_by(index, vectors, k, options)
+            each = ((names, row[: len(names)]) for names, row in zip(ids, scores, strict=True))
+        hits = [
+            Hits(question.id, names, np.asarray(row, np.float32))
+            for question, (names, row) in zip(questions, each, strict=True)
+        ]
     if scorer is not None:
         texts = read_corpus(corpus) if passages is None and corpus is not None else passages
         assert texts is not None
