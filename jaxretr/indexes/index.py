@@ -290,7 +290,7 @@ def find_unchanging(
 ) -> Findings:
     """Implement `Index.find` for an index that has one state only."""
     hits = index.search(vectors, k, options)
-    ids = ids_of(hits)
+    ids = ids_of(hits) if with_documents or with_vectors else []
     documents = index.documents(ids) if with_documents else []
     return Findings(
         index.standing,
