@@ -1,4 +1,4 @@
-"""What ships with the package: a small corpus with questions, a small encoder and a small scorer."""
+"""The data and models that ship with the package: a small corpus with questions, a small encoder and a small scorer."""
 
 from pathlib import Path
 

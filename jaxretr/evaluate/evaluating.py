@@ -240,7 +240,7 @@ def read_test_set(
     match: Match = "string",
     relevance_level: int = 1,
 ) -> TestSet:
-    """What runs are measured on: of given questions, those that have judgements.
+    """The questions that runs are measured on: of those given, the ones that have judgements.
 
     Args:
       questions: the questions; none, for runs that are measured by judgements alone.

@@ -1,1 +1,1 @@
-"""What everything else stands on: devices, hosts, storage, progress and errors."""
+"""The base of everything else: devices, hosts, storage, progress and errors."""

@@ -1,4 +1,4 @@
-"""What an architecture's Hugging Face folders are like: the record that everything here reads and writes by.
+"""The record of an architecture's Hugging Face folders, by which everything here reads and writes.
 
 A new architecture is a new record in the file of its family (bert_family.py, rotary_names.py, t5_encoder.py); the list
 of all is `ARCHITECTURES` in encoder_params.py.

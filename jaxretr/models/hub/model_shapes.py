@@ -93,7 +93,7 @@ KNOWN: dict[str, dict[str, Any]] = {
         for size, t5 in _T5S.items()
     },
 }
-"""What the config.json of models on the hub states of their shape, so that the shipped configs can be planned offline."""
+"""Shapes of models on the hub, as their config.json states them, so that the shipped configs can be planned offline."""
 
 
 def encoder_shape(

@@ -1,4 +1,4 @@
-"""What other libraries and the model card call each pooling; `jaxretr.models.embed.pool` computes it."""
+"""The names of each pooling in other libraries and on the model card; `jaxretr.models.embed.pool` computes it."""
 
 from typing import NamedTuple
 

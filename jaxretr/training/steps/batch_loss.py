@@ -249,7 +249,7 @@ class _AtSize:
     def with_typos(
         self, losses: jax.Array, scores: jax.Array, forms: jax.Array, all_forms: jax.Array
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-        """What `losses` returns, with the terms of the questions' misspelt forms."""
+        """The results of `losses` with the terms of the questions' misspelt forms."""
         typos = self.program.typos
 
         def losses_of(vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
