@@ -71,7 +71,7 @@ class Adapted:
         )
         if report["best_step"] == 0:
             lines.append(
-                "no step lowered the perplexity: the model is what it was; try --learning-rate or more --steps"
+                "no step lowered the perplexity: the model is what it was; try another learning rate or more steps"
             )
         return "\n".join([*lines, f"model: {out / 'model'}, its corpus: {out / 'embeddings'}"])
 
@@ -98,20 +98,22 @@ def adapt(
     """Adapt a model to a corpus without judgements, and encode the corpus; an interrupted call resumes.
 
     Args:
-      model: a model whose adapters were trained separately (encoder.adapter); any other with a warning.
-      corpus: passages, or a BEIR folder, whose questions are then used for the report.
-      out: folder of all results, see `Adapted`.
-      steps: steps of masked language modelling; 20000 in the paper.
+      model: a model whose adapters were trained separately (encoder.adapter); other models with a warning.
+      corpus: passages, as for `jaxretr.encode`; a BEIR folder also gives the questions.
+      out: folder for dam/ (the encoder), model/, embeddings/ and report.json.
+      steps: training steps; 20000 in the paper.
       batch_size: windows per step; 512 in the paper.
       max_length: tokens per window.
-      learning_rate, dropout: settings of the training.
+      learning_rate: highest learning rate of the training.
+      dropout: dropout of the training.
       chunk: rows per device and pass.
-      head_steps: steps that train a head first, if the model has none.
-      held_out: passages for the perplexity; by default 1000, at most a tenth.
+      head_steps: steps to train a masked language modelling head, if the model has none.
+      held_out: passages held out for the perplexity; by default 1000, at most a tenth.
       seed: seed of the training.
-      queries, qrels: questions and judgements for the report; by default those of a BEIR folder's `split`.
-      split: name of that split.
-      dtype: precision of the matmuls.
+      queries: questions for the report; by default the BEIR folder's.
+      qrels: judgements of `queries`; by default those of the BEIR folder's `split`.
+      split: split of the BEIR folder's qrels.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
 
     Raises:
       UserError: the model or a file cannot be read.
@@ -182,7 +184,7 @@ def _read_input(
 ) -> tuple[Corpus, list[Question], Qrels]:
     """Return the corpus, and the questions and judgements that the report needs, if there are any."""
     if (queries is None) != (qrels_path is None):
-        raise UsageError("--queries and --qrels go together; give both, or neither")
+        raise UsageError("queries= and qrels= go together; give both, or neither")
     corpus = read_corpus(corpus_path)
     if qrels_path is not None and queries is not None:
         qrels = read_qrels(qrels_path)

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from jaxretr.cli.parsing import Commands, Parser
+from jaxretr.cli.parsing import Commands, Parser, spoken
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.version import __version__
 
@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     _open_closed_streams()
+    args = None
     try:
         args = parse(words)
         from jaxretr.cli import process
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UserError as error:
-        return _report(f"error: {error}", error.exit_code, debug)
+        message = str(error) if args is None else _spoken(str(error), args)
+        return _report(f"error: {message}", error.exit_code, debug)
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         reason = error.strerror or str(error) or type(error).__name__
@@ -94,6 +96,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.strerror(errno.ENOSPC) in what:  # Libraries for tensors and tokenizers report a full disk like this.
             return _report(f"error: the disk is full ({what}); free some space and run it again", 1, debug)
         return _report(f"error: {what}; run again with --debug for the traceback", 1, debug)
+
+
+def _spoken(message: str, args: argparse.Namespace) -> str:
+    """The message with what the user types for each parameter, and each setting of a config, that it names."""
+    name = f"{args.command} {args.action}" if "action" in args else args.command
+    words, settings = build_parser(args.command)[1][name].words, []
+    if args.command == "train":
+        from jaxretr.config import all_settings
+
+        names = [setting.replace("-", "_") for setting in all_settings()]
+        settings = [name for name in names if "." in name]
+        words = {name: f"--{name.replace('_', '-')}" for name in names if "." not in name} | words
+    return spoken(message, words, settings)
 
 
 def _report(message: str, code: int, debug: bool) -> int:
@@ -118,10 +133,10 @@ def _open_closed_streams() -> None:
 # ---- parsing ---------------------------------------------------------------------------------------------------------
 
 
-def build_parser() -> tuple[Parser, Commands]:
-    """Return the parser of the options before a command, and each command's parser."""
+def build_parser(command: str | None = None) -> tuple[Parser, Commands]:
+    """Return the parser of the options before a command, and the parser of `command` or of each."""
     commands = Commands()
-    for module in _OPTIONS:
+    for module in [each for each in _OPTIONS if command in (None, each.split("_")[0])]:
         importlib.import_module(f"jaxretr.cli.{module}").add_commands(commands)
     for name in commands:
         if actions := [f"{name} {action}" for action in commands.actions(name)]:
@@ -148,7 +163,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
       UsageError: a word is misspelt, missing or superfluous.
       SystemExit: --help or --version was asked for and printed.
     """
-    first, commands = build_parser()
+    named = any(each.split("_")[0] == words[0] for each in _OPTIONS) if words else False
+    first, commands = build_parser(words[0] if named else None)
     if not words:
         raise UsageError("no command; see: jaxretr --help")
     if words[0].startswith("-"):

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from jaxretr.cli.parsing import OF_MODEL, Commands, add_model, at_least_one, metric_names, splits
+from jaxretr.cli.parsing import MODEL_READER, Commands, add_model, at_least_one, given, metric_names, splits
 from jaxretr.runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,26 +19,22 @@ def add_commands(commands: Commands) -> None:
         "jaxretr analyse overlap bm25.trec lexical.trec",
         module="analyse",
     )
-    add = commands.command(
+    parser = commands.command(
         "analyse overlap",
         "How similar the rankings of runs are; rank-biased overlap of each run with the first, its 95 percent interval,\n"
         "and the share of passages in common among the best 1, 10 and 100: for instance how well a dense model imitates BM25.",
         "jaxretr analyse overlap bm25.trec dpr.trec lexical.trec\n"
         "  jaxretr analyse overlap bm25.trec lexical.trec --p 0.98 --depth 1000 --per-query overlap.tsv",
         module="analyse",
-    ).add_argument
-    add("reference", metavar="RUN", help="the run to compare with; its questions are used")
-    add("others", metavar="RUN2", nargs="+", help="the runs to compare with it")
-    add(
-        "--p",
-        type=_probability,
-        default=0.9,
-        metavar="P",
-        help="probability of continuing to the next rank; the higher, the more the deeper ranks count (default: %(default)s)",
     )
-    add("--depth", type=at_least_one, default=100, metavar="N", help="ranks to compare (default: %(default)s)")
-    add("--per-query", metavar="FILE", help="write the values of every question and run to this tab-separated file")
-    add("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.options_of("jaxretr.evaluate.run_overlap:run_overlap")
+    options.argument("reference", "RUN")
+    options.argument("others", "RUN2")
+    options.add("p", "depth")
+    parser.add_argument(
+        "--per-query", metavar="FILE", help="write the values of every question and run to this tab-separated file"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     parser = commands.command(
         "analyse shuffle",
@@ -52,14 +48,9 @@ def add_commands(commands: Commands) -> None:
     add_model(parser, optional=True)
     add = parser.add_argument
     add("--bm25", action="store_true", help="BM25 instead of MODEL; its differences are exactly 0")
-    add("--beir", metavar="DIR", required=True, help="a folder with corpus, queries and qrels")
-    add(
-        "--split",
-        type=splits,
-        default=("test",),
-        metavar="NAMES",
-        help="splits of the BEIR folder's qrels, separated by commas (default: test)",
-    )
+    options = parser.options_of("jaxretr.evaluate.word_order:word_order")
+    options.add("beir", metavar="DIR")
+    options.add("splits", option="--split", type=splits, action="store", metavar="NAMES")
     add("--seed", type=int, default=0, metavar="N", help="of the first shuffle (default: %(default)s)")
     add(
         "--seeds",
@@ -68,13 +59,8 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="shuffles to average, each with its own seed (default: %(default)s)",
     )
-    add(
-        "--metrics",
-        type=metric_names,
-        default=("recall@20", "recall@100", "ndcg@10"),
-        metavar="NAMES",
-        help="separated by commas (default: recall@20,recall@100,ndcg@10)",
-    )
+    options.add("metrics", type=metric_names, action="store", metavar="NAMES")
+    options.add("batch_size")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -90,7 +76,7 @@ def _overlap(args: argparse.Namespace) -> "RunOverlap":
 
     if args.per_query is not None:
         check_output(args.per_query)
-    found = run_overlap(args.reference, args.others, p=args.p, depth=args.depth)
+    found = run_overlap(**given(args))
     if args.per_query is not None:
         found.write_per_query(args.per_query)
     return found
@@ -100,29 +86,15 @@ def _shuffle(args: argparse.Namespace) -> "WordOrder":
     if args.bm25 == (args.model is not None):
         raise UsageError("give either MODEL or --bm25")
     if args.bm25:
-        given = [name for name in (*OF_MODEL, "batch_size") if getattr(args, name) is not None]
-        if args.compute != "auto":
-            given.append("compute")
-        if given:
-            raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 replaces MODEL; leave it out")
+        of_model = (*args.taken[MODEL_READER].values(), "batch_size")
+        for name in of_model:
+            if getattr(args, name) not in (None, "auto"):
+                raise UsageError(f"--{name.replace('_', '-')} is MODEL's, but --bm25 replaces MODEL; leave it out")
     from jaxretr.cli.model import load_model
     from jaxretr.evaluate.word_order import word_order
 
     return word_order(
         None if args.bm25 else lambda: load_model(args),
-        beir=args.beir,
-        splits=args.split,
+        **given(args, "word_order"),
         seeds=range(args.seed, args.seed + args.seeds),
-        metrics=args.metrics,
-        batch_size=args.batch_size,
     )
-
-
-def _probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0 and below 1")
-    return value

@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, add_run
+from jaxretr.cli.parsing import Commands, add_run, given
 
 
 def add_commands(commands: Commands) -> None:
@@ -12,12 +12,10 @@ def add_commands(commands: Commands) -> None:
         "Search a corpus with BM25, the lexical baseline.",
         "jaxretr bm25 --corpus corpus.jsonl --queries queries.jsonl -k 100 --out bm25.trec",
     )
-    parser.add_argument("--corpus", metavar="FILE", required=True, help="passages, as for encode")
-    add_run(parser)
-    add = parser.add_argument
-    add("--k1", type=float, default=0.9, help="saturation of repeated words (default: %(default)s)")
-    add("--b", type=float, default=0.4, help="length normalisation (default: %(default)s)")
-    add("--stemmer", choices=("english", "none"), default="english", help="(default: %(default)s)")
+    options = parser.options_of("jaxretr.indexes.bm25.searching:search_bm25")
+    options.add("corpus")
+    add_run(parser, options)
+    options.add("k1", "b", "stemmer")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -30,7 +28,6 @@ def run(args: argparse.Namespace) -> None:
     check_output(args.out)
     questions = read_questions(args.queries, trec_ids=args.format == "trec")
     corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
-    stemmer = None if args.stemmer == "none" else args.stemmer
-    found = search_bm25(corpus, queries=questions, k=args.k, k1=args.k1, b=args.b, stemmer=stemmer)
+    found = search_bm25(**given(args) | {"corpus": corpus, "queries": questions})
     found.save(args.out, format=args.format, corpus=corpus)
     say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, add_processes, at_least_one
+from jaxretr.cli.parsing import Commands, add_processes, given
 
 
 def add_commands(commands: Commands) -> None:
@@ -14,8 +14,9 @@ def add_commands(commands: Commands) -> None:
         "or infinite or had jumped. Prints every step's metrics, and which parameters were not finite before and after.",
         "jaxretr debug replay runs/dpr --step 1200",
     )
-    parser.add_argument("workdir", metavar="WORKDIR", help="of the training run")
-    parser.add_argument("--step", type=at_least_one, metavar="N", help="the step, counted from 1")
+    options = parser.options_of("jaxretr.training.replay:replay")
+    options.argument("workdir", "WORKDIR")
+    options.add("step")
     add_processes(parser)
 
 
@@ -23,4 +24,4 @@ def run(args: argparse.Namespace) -> None:
     """Run the steps again, and print each step's report."""
     from jaxretr.training.replay import replay
 
-    print(replay(args.workdir, args.step).table())
+    print(replay(**given(args)).table())

@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, add_model, add_processes, at_least_one
+from jaxretr.cli.parsing import Commands, add_model, add_processes, given
 from jaxretr.runtime.errors import UsageError
 
 
@@ -15,40 +15,16 @@ def add_commands(commands: Commands) -> None:
         "jaxretr encode runs/art --corpus corpus.jsonl --out runs/art/embeddings",
     )
     add_model(parser)
-    add = parser.add_argument
-    add(
-        "--corpus",
-        metavar="FILE",
-        required=True,
-        action="append",
-        help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz; repeat for further files of the corpus. "
-        "Streamed, never held in memory",
-    )
-    add(
-        "--out",
-        metavar="DIR",
-        required=True,
-        help="a new or empty folder, or that of an interrupted run; also gs:// or s3://",
-    )
-    add(
+    options = parser.options_of("jaxretr.embeddings.encoding:encode")
+    options.add("corpus", required=True)
+    options.add("out", metavar="DIR")
+    parser.add_argument(
         "--side",
         choices=("passage", "question"),
         default="passage",
         help="which tower; with question, FILE contains questions (default: %(default)s)",
     )
-    add(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16", "int8"),
-        default="float32",
-        help="type of the stored embeddings; int8 has one scale per row (default: %(default)s)",
-    )
-    add(
-        "--shard-rows",
-        type=at_least_one,
-        metavar="N",
-        help="rows per shard, which an interruption loses (default: a thousandth of the corpus, but at least 256 on "
-        "CPUs and 16384 per accelerator, and at most 50000 or 128 MiB; that of the store when resuming)",
-    )
+    options.add("dtype", "shard_rows", "batch_size")
     add_processes(parser)
 
 
@@ -66,18 +42,11 @@ def run(args: argparse.Namespace) -> None:
 
     with together(), stops_when_asked():
         agree("the beginning", {**program_facts(), "command line": typed(args)})
-        content = {"corpus": args.corpus} if args.side == "passage" else {"queries": args.corpus[0]}
+        settings = given(args, "encode")
+        if args.side == "question":
+            settings["queries"] = settings.pop("corpus")[0]
         encoder = load_model(args)
-        store = encode(
-            encoder,
-            **content,
-            out=args.out,
-            dtype=args.dtype,
-            shard_rows=args.shard_rows,
-            batch_size=args.batch_size,
-            model=str(args.model),
-            option="--out",
-        )
+        store = encode(encoder, **settings, model=str(args.model))
         if jax.process_index():
             return
         meta = store.meta

@@ -4,11 +4,10 @@ import argparse
 import logging
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from jaxretr.cli import reranking
-from jaxretr.cli.parsing import OF_MODEL, Commands, add_model, add_rerank, at_least_one, metric_names, names, splits
-from jaxretr.cli.typos import add_sources
+from jaxretr.cli.model import model_loader, scorer_loader
+from jaxretr.cli.parsing import MODEL_READER, Commands, add_model, add_rerank, given, metric_names, names, splits
 from jaxretr.config import TypoProfile
 from jaxretr.evaluate.tables import FORMATS
 from jaxretr.runtime.errors import UsageError
@@ -19,6 +18,13 @@ if TYPE_CHECKING:
     from jaxretr.evaluate.typo_report import TypoReport
 
 log = logging.getLogger(__name__)
+
+_FUNCTIONS = (
+    "jaxretr.evaluate.evaluating:evaluate_run",
+    "jaxretr.evaluate.evaluating:evaluate_model",
+    "jaxretr.evaluate.suite:evaluate_suite",
+    "jaxretr.evaluate.typo_robustness:evaluate_typos",
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -36,24 +42,12 @@ def add_commands(commands: Commands) -> None:
         "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
     )
     add_model(parser, optional=True)
-    add = parser.add_argument
-    add("--run", metavar="RUN", help="a run of search or bm25, or results in MS MARCO's or DPR's format")
-    add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
-    add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
-    add(
-        "--corpus",
-        metavar="FILE",
-        help="the passages of the run, for --answers, --rerank and baselines that search; with --queries, a passage that is "
-        "the question itself does not count as found",
-    )
-    add(
-        "--queries",
-        metavar="FILE",
-        help="the questions of the run, for --qrels with --corpus, or a run without their ids (DPR's)",
-    )
-    add("--match", choices=("string", "regex"), default="string", help="how answers are matched (default: %(default)s)")
-    add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
-    add(
+    options = parser.options_of(*_FUNCTIONS)
+    options.add("run", required=False, metavar="RUN")
+    options.add("qrels", "answers")
+    parser.options_of(_FUNCTIONS[0]).add("corpus", "queries", "match")
+    options.add("beir", required=False, metavar="DIR")
+    parser.add_argument(
         "--split",
         type=splits,
         default=("test",),
@@ -61,42 +55,13 @@ def add_commands(commands: Commands) -> None:
         help="split of the BEIR folder's qrels; several, separated by commas, with typos; with --suite the first that a "
         "folder has (default: test)",
     )
-    add("--suite", metavar="DIR", help="for MODEL: every BEIR folder below DIR, and the average")
-    add(
-        "--out",
-        metavar="DIR",
-        help="with --suite: folder for the results of each data set; an interrupted suite resumes there",
-    )
-    add(
-        "--index", metavar="PLACE", help="with --beir: an index of its corpus made with MODEL, of any kind (see search)"
-    )
-    add(
-        "--keep",
-        metavar="DIR",
-        help="with --beir: keep the embeddings of its corpus there and reuse them; an interrupted evaluation resumes "
-        "with them",
-    )
-    add(
-        "--baseline",
-        metavar="RUN2",
-        action="append",
-        help="a run to compare with, question by question, or a model, as a folder or hub name; bm25 is BM25 (write ./bm25 "
-        "for a file of that name). Models and BM25 search the same corpus: with --run, give --corpus and --queries. Repeat "
-        "for more; all tests are Holm-corrected together",
-    )
-    add(
-        "--metrics",
-        type=metric_names,
-        metavar="NAMES",
-        help="separated by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
-        "ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
-    )
-    add(
-        "--relevance-level",
-        type=at_least_one,
-        metavar="N",
-        help="the lowest grade that counts as relevant, except for ndcg (default: 1)",
-    )
+    options.add("suite", required=False, metavar="DIR")
+    options.add("out", "keep", metavar="DIR")
+    options.add("index", metavar="PLACE")
+    options.add("baselines", option="--baseline", metavar="RUN2")
+    options.add("metrics", type=metric_names, action="store", metavar="NAMES")
+    options.add("relevance_level", "batch_size")
+    add = parser.add_argument
     add("--per-query", metavar="FILE", help="write the values of every question to this tab-separated file")
     add(
         "--plot",
@@ -108,8 +73,9 @@ def add_commands(commands: Commands) -> None:
     forms.add_argument("--format", choices=FORMATS, help="output format (default: table)")
     forms.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
 
-    add_rerank(parser)
-    add = parser.add_argument_group("typos: MODEL with the original questions and with typos in them").add_argument
+    add_rerank(parser, *_FUNCTIONS)
+    group = parser.add_argument_group("typos: MODEL with the original questions and with typos in them")
+    add = group.add_argument
     add(
         "--typos",
         type=names("profile", "dictionary,spacing, or nothing for all"),
@@ -118,9 +84,8 @@ def add_commands(commands: Commands) -> None:
         metavar="PROFILES",
         help=f"make typos with these profiles, separated by commas: {', '.join(get_args(TypoProfile))} (default: all)",
     )
-    add("--draws", type=at_least_one, metavar="N", help="query variants per question and profile (default: 10)")
-    add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
-    add_sources(add)
+    options = parser.options_of(_FUNCTIONS[3], to=group)
+    options.add("draws", "seed", "keyboard", "misspellings")
     add(
         "--typo-queries",
         type=_named_file,
@@ -136,36 +101,20 @@ def add_commands(commands: Commands) -> None:
         help="another model for the same table, compared with MODEL; repeat for more. It shares MODEL's --compute and "
         "--batch-size",
     )
-    add("--no-bm25", action="store_true", default=None, help="leave out BM25, which is measured by default")
+    options.add("bm25", option="--no-bm25", help="leave out BM25, which is measured by default")
 
 
 # The things to measure: a --run, or MODEL on a --beir folder, on a --suite of them, or with typos in the questions.
 _RUN, _BEIR, _SUITE, _TYPOS = "--run", "--beir", "--suite", "--typos"
 
-# For each option that not all of these read: which do, and why the others refuse it. The parser has no defaults for
-# them, so that an option that would be ignored is seen.
-_OF_A_RUN = "belongs to --run; with MODEL the --beir folder has it"
-_OF_GENERATED = "is for the typos that --typos generates: give --typos as well, or leave it out"
-_OF_TYPOS = "is for metrics with typos: give --typos or --typo-queries as well, or leave it out"
-_READ_BY: dict[str, tuple[tuple[str, ...], str]] = {
-    "qrels": ((_RUN,), _OF_A_RUN),
-    "answers": ((_RUN,), _OF_A_RUN),
-    "corpus": ((_RUN,), _OF_A_RUN),
-    "queries": ((_RUN,), _OF_A_RUN),
-    "index": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
-    "keep": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
-    "baseline": ((_RUN, _BEIR), "is for one data set and its original questions; leave it out"),
-    "rerank": ((_RUN, _BEIR), "is for one data set and its original questions; leave it out"),
-    "plot": ((_RUN, _BEIR, _TYPOS), "is for one data set; leave it out"),
-    "relevance_level": ((_RUN, _BEIR, _SUITE), "is for the original questions; leave it out"),
-    "out": ((_SUITE,), "is where --suite keeps its results; print to a file with > instead"),
-    "draws": ((_TYPOS,), _OF_GENERATED),
-    "seed": ((_TYPOS,), _OF_GENERATED),
-    "keyboard": ((_TYPOS,), _OF_GENERATED),
-    "misspellings": ((_TYPOS,), _OF_GENERATED),
-    "and_model": ((_TYPOS,), _OF_TYPOS),
-    "no_bm25": ((_TYPOS,), _OF_TYPOS),
-}
+
+def _readers(args: argparse.Namespace) -> dict[str, list[str]]:
+    """For each option, the things to measure that read it: those whose function takes it."""
+    readers = {"plot": [_RUN, _BEIR, _TYPOS], "rerank": [_RUN, _BEIR], "and_model": [_TYPOS]}
+    for subject, function in zip((_RUN, _BEIR, _SUITE, _TYPOS), _FUNCTIONS, strict=True):
+        for dest in args.taken[function].values():
+            readers.setdefault(dest, []).append(subject)
+    return readers
 
 
 def run(args: argparse.Namespace) -> None:
@@ -215,13 +164,15 @@ def check_arguments(args: argparse.Namespace) -> str:
     if args.answers is not None and args.corpus is None:
         raise UsageError("--answers are matched in the texts of the passages: give --corpus FILE as well")
     subject = _TYPOS if typos else _SUITE if args.suite is not None else _BEIR if args.model is not None else _RUN
-    for name, (readers, why) in _READ_BY.items():
-        ignored = subject not in readers or (why == _OF_GENERATED and args.typos is None)
-        if ignored and getattr(args, name) is not None:
-            if typos and why != _OF_GENERATED:
-                why = f"does not go with {typos}; leave it out"
-            raise UsageError(f"--{name.replace('_', '-')} {why}")
-    reranking.options(args)
+    for name, readers in _readers(args).items():
+        if subject not in readers and getattr(args, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} belongs to {' or '.join(readers)}, not to {subject}; leave it out"
+            )
+    for name in ("draws", "seed", "keyboard", "misspellings"):
+        if args.typos is None and getattr(args, name) is not None:
+            raise UsageError(f"--{name} is for the typos that --typos generates: give --typos as well, or leave it out")
+    scorer_loader(args, "rerank", "depth")
     if args.rerank is not None and args.qrels is not None and None in (args.corpus, args.queries):
         raise UsageError("--rerank reads the texts of a run: give --corpus FILE and --queries FILE as well")
     if subject in (_RUN, _BEIR) and len(args.split) > 1:
@@ -235,76 +186,46 @@ def _of_run(args: argparse.Namespace) -> "Report":
     from jaxretr.evaluate.evaluating import evaluate_run
 
     _warn_of_bm25_file(args)
-    options = ("qrels", "answers", "corpus", "queries", "match", "batch_size")
-    return evaluate_run(args.run, **{name: vars(args)[name] for name in options}, **_shared(args))
+    return evaluate_run(
+        **given(args, "evaluate_run"), dtype=args.compute, rerank=scorer_loader(args, "rerank", "depth")
+    )
 
 
 def _of_model(args: argparse.Namespace) -> "Report":
-    from jaxretr.cli.model import model_loader
     from jaxretr.evaluate.evaluating import evaluate_model
-    from jaxretr.evaluate.measuring import OF_QRELS
 
     _warn_of_bm25_file(args)
-    options = ("beir", "index", "keep", "batch_size")
     return evaluate_model(
         model_loader(args),
-        **{name: vars(args)[name] for name in options},
+        **given(args, "evaluate_model"),
         split=args.split[0],
-        **{**_shared(args), "metrics": args.metrics or OF_QRELS},
+        dtype=args.compute,
+        rerank=scorer_loader(args, "rerank", "depth"),
     )
 
 
 def _of_suite(args: argparse.Namespace) -> "SuiteReport":
-    from jaxretr.cli.model import model_loader
-    from jaxretr.evaluate.measuring import OF_QRELS
     from jaxretr.evaluate.suite import evaluate_suite
 
-    options = ("suite", "out", "batch_size")
-    return evaluate_suite(
-        model_loader(args),
-        **{name: vars(args)[name] for name in options},
-        splits=args.split,
-        metrics=args.metrics or OF_QRELS,
-        relevance_level=args.relevance_level or 1,
-    )
+    return evaluate_suite(model_loader(args), **given(args, "evaluate_suite"), splits=args.split)
 
 
 def _of_typos(args: argparse.Namespace) -> "TypoReport":
-    from jaxretr.cli.model import model_loader
-    from jaxretr.evaluate.measuring import OF_QRELS
     from jaxretr.evaluate.typo_robustness import evaluate_typos
 
     # Options that say how to read MODEL; the other models are read as they are.
-    of_first = dict.fromkeys(OF_MODEL)
+    of_first = {**dict.fromkeys(args.taken[MODEL_READER].values()), "compute": args.compute}
     others = [argparse.Namespace(**{**vars(args), **of_first, "model": model}) for model in args.and_model or ()]
     queries: defaultdict[str, list[str]] = defaultdict(list)
     for kind, path in args.typo_queries or ():
         queries[kind].append(path)
     return evaluate_typos(
         [model_loader(each) for each in (args, *others)],
-        beir=args.beir,
+        **given(args, "evaluate_typos"),
         splits=args.split,
         profiles=() if args.typos is None else args.typos or get_args(TypoProfile),
-        draws=args.draws or 10,
-        seed=args.seed or 0,
-        keyboard=args.keyboard,
-        misspellings=args.misspellings,
         queries=queries,
-        metrics=args.metrics or OF_QRELS,
-        bm25=not args.no_bm25,
-        batch_size=args.batch_size,
     )
-
-
-def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that measuring a run and measuring a model on one data set share."""
-    return {
-        "baselines": args.baseline or (),
-        "metrics": args.metrics,
-        "relevance_level": args.relevance_level or 1,
-        "dtype": args.compute,
-        **reranking.options(args),
-    }
 
 
 def _warn_of_bm25_file(args: argparse.Namespace) -> None:

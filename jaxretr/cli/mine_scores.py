@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, at_least_one
+from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
@@ -14,17 +14,9 @@ def add_commands(commands: Commands) -> None:
         "jaxretr mine scores runs/art --out scores.jsonl\n"
         "  jaxretr mine scores runs/art --out scores.json --format dpr",
     )
-    add = parser.add_argument
-    add("run", metavar="RUN", help="the folder of an ART run, of which the newest checkpoint is read")
-    add("--out", metavar="FILE", required=True, help="the file to write")
-    add(
-        "--format",
-        default="distillation",
-        metavar="NAME",
-        help="distillation (ids and scores), or with the texts dpr, dpr-scale, tevatron, tevatron2, sentence-transformers "
-        "or flag (default: %(default)s)",
-    )
-    add("--step", type=at_least_one, metavar="N", help="the checkpoint of this step instead")
+    options = parser.options_of("jaxretr.training.teacher_scores:mine_scores")
+    options.argument("run", "RUN")
+    options.add("out", "format", "step")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -32,5 +24,5 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.cli.outputs import say_written
     from jaxretr.training.teacher_scores import mine_scores
 
-    mined = mine_scores(args.run, args.out, format=args.format, step=args.step)
+    mined = mine_scores(**given(args))
     say_written(args.out, f"{mined.pairs} scores of {mined.questions} questions, from step {mined.step}")

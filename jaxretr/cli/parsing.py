@@ -6,12 +6,13 @@ Nothing here or in the options of a command imports JAX or numpy, so that help a
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, get_args
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NoReturn
 
-from jaxretr.config import EncodeDtype, EngineName, Pooling, ScorerKind
+from jaxretr.cli import signatures
 from jaxretr.runtime.errors import UsageError
 
+SCORER = "a cross-encoder, causal language model or T5"
 MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
 
 
@@ -23,8 +24,30 @@ class Parser(argparse.ArgumentParser):
         # `cli.main` reads it wherever it is given; it is here for the help.
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show an error's traceback")
 
+    def format_help(self) -> str:
+        """The help, in which parameters that the functions' descriptions mention are those that the user types."""
+        words = self.words
+
+        def typed(name: re.Match[str]) -> str:
+            return words.get(name[1]) or re.sub(r"^jaxretr\.(?=\w+$)", "jaxretr ", name[1])
+
+        for action in self._actions:
+            action.help = re.sub("`([^`]*)`", typed, action.help or "")
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see: {self.prog} --help")
+
+    def options_of(self, *functions: str, to: argparse._ActionsContainer | None = None) -> "Options":
+        """Return what adds parameters of functions, such as "jaxretr.mining.mining:mine", to the parser or a group."""
+        return Options(self, functions, to or self)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What the user types for each parameter of the functions that the command calls, by the parameter's name."""
+        shown = {action.dest: _shown(action) for action in self._actions}
+        taken = (self.get_default("taken") or {}).values()
+        return shown | {parameter: shown[dest] for each in taken for parameter, dest in each.items()}
 
     @property
     def options(self) -> list[str]:
@@ -35,6 +58,130 @@ class Parser(argparse.ArgumentParser):
         """The destination that an option sets, the same for all its names; None for an option that may be repeated."""
         action = self._option_string_actions[name]
         return None if isinstance(action, argparse._AppendAction | argparse._HelpAction) else action.dest
+
+
+class Options:
+    """Adds options that are parameters of functions, described and typed as they are there; `given` reads them.
+
+    A parameter of several of the functions is one option, as the first of them describes it.
+    """
+
+    def __init__(self, parser: Parser, functions: tuple[str, ...], to: argparse._ActionsContainer):
+        self._functions, self._to = functions, to
+        self._taken: dict[str, dict[str, str]] = parser.get_default("taken")
+        for function in functions:
+            self._taken.setdefault(function, {})
+
+    def add(self, *names: str, option: str | tuple[str, ...] = (), **settings: Any) -> None:
+        """Add parameters as options.
+
+        Args:
+          names: their names.
+          option: the words to type, where they differ from the parameter's name.
+          settings: those of argparse's `add_argument` that differ from what the signature says.
+        """
+        for name in names:
+            parameter = self._parameter(name)
+            words = (option,) if isinstance(option, str) else option
+            several = {"action": "append"} if parameter.is_sequence else {}
+            required = {"required": True} if parameter.default is signatures.REQUIRED else {}
+            words = words or (f"--{name.replace('_', '-')}",)
+            self._add(name, words, {**several, **required, **settings})
+
+    def argument(self, name: str, metavar: str, **settings: Any) -> None:
+        """Add a parameter as a word without an option."""
+        several = {"nargs": "+"} if self._parameter(name).is_sequence else {}
+        self._add(name, (name,), {"metavar": metavar, **several, **settings})
+
+    def _parameter(self, name: str) -> signatures.Parameter:
+        found = [signatures.parameters(function) for function in self._functions]
+        return next((parameters for parameters in found if name in parameters), found[0])[name]
+
+    def _add(self, name: str, words: tuple[str, ...], settings: dict[str, Any]) -> None:
+        parameter = self._parameter(name)
+        read = {} if "choices" in settings else _read_as(name, parameter)
+        repeated = "; repeat for several" if settings.get("action") == "append" else ""
+        read["help"] = _described(parameter, settings.get("default", parameter.default), repeated)
+        action = self._to.add_argument(*words, **{**read, **settings})
+        for function in self._functions:
+            if name in signatures.parameters(function):
+                self._taken[function][name] = action.dest
+
+
+def _read_as(name: str, parameter: signatures.Parameter) -> dict[str, Any]:
+    """argparse's settings for a parameter's type."""
+    if parameter.choices:
+        return {"choices": parameter.choices}
+    match parameter.kind:
+        case "bool":
+            return {"action": "store_false" if parameter.default else "store_true", "default": None}
+        case "int":
+            return {"type": int if parameter.default == 0 else at_least_one, "metavar": "N"}
+        case "float":
+            return {"type": float, "metavar": "X"}
+        case "window":
+            return {"type": window(name.replace("_", " "), "1:100"), "metavar": "A:B"}
+        case kind:
+            return {"metavar": "FILE" if kind == "path" else "NAME"}
+
+
+def _described(parameter: signatures.Parameter, default: Any, more: str) -> str:
+    """The first sentence of a parameter's description, something more, and the default."""
+    text = re.sub(r"\"([^\" ]*)\"", r"\1", re.split(r"(?<!\.)\.(?: |$)", parameter.text)[0])
+    text = text.replace("None", "none") if "none" in parameter.choices else text
+    if isinstance(default, tuple):
+        default = (":" if parameter.kind == "window" else ",").join(map(str, default))
+    stated = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
+    default = f"{default:g}" if isinstance(default, float) else default
+    return (text + more + (f" (default: {default})" if stated else "")).replace("%", "%%")
+
+
+def given(args: argparse.Namespace, function: str | None = None) -> dict[str, Any]:
+    """The arguments that the user gave for a function; for the others it has its defaults.
+
+    Args:
+      args: the parsed arguments.
+      function: the end of the function's name, needed if the command takes options from several.
+    """
+    place = next(place for place in args.taken if function is None or place.endswith(f":{function}"))
+    taken, parameters = args.taken[place], signatures.parameters(place)
+    values = {name: getattr(args, dest) for name, dest in taken.items()}
+    return {
+        name: None if value == "none" and value in parameters[name].choices and parameters[name].default else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def spoken(message: str, words: Mapping[str, str], settings: Collection[str] = ()) -> str:
+    """Return an error of a function with the words that the user types in place of its parameters.
+
+    `margin=1.5` becomes `--margin 1.5`, and `margin=` becomes `--margin`. In the remedy, behind the first semicolon, a
+    setting `train.batch_size=8` of a config becomes `--train.batch-size 8`; before it, it may be the config that says so.
+
+    Args:
+      message: the error.
+      words: what is typed for each parameter.
+      settings: names of the config's settings that have a section.
+    """
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found[1], found[2] or ""
+        option = words.get(name) or f"--{name.replace('_', '-')}"
+        return option + (f" {value}" if value not in ("", "True", "False") else "")
+
+    def named(names: Iterable[str], equals: str) -> str:
+        # Not within another word, a path or an address.
+        return rf"(?<![\w./?&=-])({'|'.join(map(re.escape, names))})(?![\w.]){equals}"
+
+    message = re.sub(named(words, r"=([^\s;:,)]*)"), typed, message)
+    what, semicolon, remedy = message.partition("; ")
+    return what + semicolon + (re.sub(named(settings, r"(?:=([^\s;:,)]*))?"), typed, remedy) if settings else remedy)
+
+
+def _shown(action: argparse.Action) -> str:
+    long = [word for word in action.option_strings if word.startswith("--")]
+    return (long or action.option_strings or [str(action.metavar)])[0]
 
 
 class Commands(dict[str, Parser]):
@@ -56,7 +203,10 @@ class Commands(dict[str, Parser]):
         )
         command, _, action = name.partition(" ")
         parser.set_defaults(
-            command=command, module=module or name.replace(" ", "_"), **({"action": action} if action else {})
+            command=command,
+            module=module or name.replace(" ", "_"),
+            taken={},
+            **({"action": action} if action else {}),
         )
         self[name] = parser
         return parser
@@ -129,98 +279,50 @@ splits = names("split", "dev,test")
 # ---- options that several commands share -----------------------------------------------------------------------------
 
 
-OF_MODEL = (
-    *("passage_model", "tokenizer", "pooling", "normalise", "passage_template"),
-    *("query_prompt", "passage_prompt", "truncate_dim"),
-)
-"""The options that say how to read MODEL, by their names in the parsed arguments."""
+MODEL_READER = "jaxretr.models.dual_encoder:DualEncoder.from_pretrained"
+SCORER_READER = "jaxretr.models.any_scorer:load_scorer"
 
 
 def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -> None:
-    """Add MODEL and the options of reading it; with `encodes` also those of computing."""
+    """Add MODEL and the options of reading it; with `encodes` also its precision."""
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=MODEL)
-    add = parser.add_argument_group("of MODEL").add_argument
-    add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
-    add("--tokenizer", metavar="DIR", help="a folder or hub name, if MODEL has no tokenizer")
-    add("--pooling", choices=get_args(Pooling), help="if the folder does not state it (default: cls)")
-    add(
-        "--normalise", action=argparse.BooleanOptionalAction, help="vectors of length 1 (default: what the folder says)"
-    )
-    template = "[CLS] title [SEP] text, or title and text joined by a space (default: what the folder says)"
-    add("--passage-template", choices=("pair", "joined"), help=template)
-    prompt = "put before every {}: a text, or the name of a prompt of MODEL's (default: what MODEL says; '' for none)"
-    add("--query-prompt", metavar="TEXT", help=prompt.format("question"))
-    add("--passage-prompt", metavar="TEXT", help=prompt.format("passage"))
-    add(
-        "--truncate-dim",
-        type=at_least_one,
-        metavar="N",
-        help="keep the first N dimensions of the embeddings, for models trained with Matryoshka losses",
-    )
+    options = parser.options_of(MODEL_READER, to=parser.add_argument_group("of MODEL"))
+    options.add("passage_path", option="--passage-model", metavar="MODEL2")
+    options.add("tokenizer", metavar="DIR")
+    options.add("pooling")
+    options.add("normalise", action=argparse.BooleanOptionalAction)
+    options.add("passage_template")
+    options.add("query_prompt", "passage_prompt", metavar="TEXT")
+    options.add("truncate_dim")
     if encodes:
-        add_compute(add)
+        options.add("dtype", option="--compute", default="auto")
 
 
-def add_compute(add: Callable[..., Any]) -> None:
-    """Add --compute and --batch-size."""
-    add_precision(add)
-    add("--batch-size", type=at_least_one, metavar="N", help="texts per batch (default: chosen for the device)")
+def add_scorer(parser: Parser, to: argparse._ActionsContainer, name: str) -> None:
+    """Add the options of reading the scorer that --NAME names; `cli.model.scorer_loader` reads them."""
+    to.add_argument(f"--{name}", metavar="SCORER", help=f"{SCORER}: a folder or hub name")
+    options = parser.options_of(SCORER_READER, to=to)
+    options.add("kind", option=f"--{name}-kind", default=None)
+    options.add("max_length", option=f"--{name}-max-length")
 
 
-def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto") -> None:
-    """Add --compute; without a default, None means that it was not given, and stands for auto."""
-    add(
-        "--compute",
-        choices=get_args(EncodeDtype),
-        default=default,
-        help=f"precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: {default or 'auto'})",
-    )
-
-
-def add_engine(add: Callable[..., Any], help: str) -> None:
-    """Add --engine, for a certified index."""
-    add("--engine", choices=get_args(EngineName), help=help)
-
-
-def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:
-    """Add --kind and --max-length, with a prefix where the scorer is not the command's MODEL."""
-    add(
-        f"--{prefix}kind",
-        choices=get_args(ScorerKind),
-        default=None if prefix else "auto",
-        help="t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers "
-        "yes or no without saying so in its folder, such as Qwen3-Reranker (default: auto, what the folder says)",
-    )
-    add(
-        f"--{prefix}max-length",
-        type=at_least_one,
-        metavar="N",
-        help="tokens of a question and a passage together (default: a cross-encoder's own limit, 512 for others)",
-    )
-
-
-def add_rerank(parser: Parser) -> None:
-    """Add --rerank and the options that belong to it; `commands.reranking.options` reads them."""
-    add = parser.add_argument_group(
+def add_rerank(parser: Parser, *functions: str) -> None:
+    """Add --rerank and the options that belong to it, for the functions that re-rank."""
+    group = parser.add_argument_group(
         "re-ranking", "a scorer orders the first hits of each question; it computes as --compute says"
-    ).add_argument
-    add("--rerank", metavar="SCORER", help="a cross-encoder, causal language model or T5: a folder or hub name")
-    add(
-        "--depth",
-        type=at_least_one,
-        metavar="N",
-        help="hits of a question that are re-ranked; those behind them are dropped (default: 100)",
     )
-    add_scorer(add, "rerank-")
+    add_scorer(parser, group, "rerank")
+    parser.options_of(*functions, to=group).add("depth")
 
 
-def add_run(parser: Parser) -> None:
-    """Add the questions to search for and the run to write."""
-    add = parser.add_argument
-    add("--queries", metavar="FILE", required=True, help="BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines")
-    add("-k", type=at_least_one, default=100, help="passages per question (default: %(default)s)")
-    add("--out", metavar="RUN", required=True, help="the run to write")
-    add("--format", choices=("trec", "dpr", "jsonl"), default="trec", help="of the run (default: %(default)s)")
+def add_run(parser: Parser, options: Options) -> None:
+    """Add the questions to search for, with the options of the function that searches, and the run to write."""
+    options.add("queries", action="store")
+    options.add("k", option="-k")
+    parser.add_argument("--out", metavar="RUN", required=True, help="the run to write")
+    parser.add_argument(
+        "--format", choices=("trec", "dpr", "jsonl"), default="trec", help="of the run (default: %(default)s)"
+    )
 
 
 def add_processes(parser: Parser) -> None:

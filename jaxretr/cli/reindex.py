@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, add_compute
+from jaxretr.cli.parsing import Commands, given
 from jaxretr.runtime.errors import UsageError
 
 
@@ -21,7 +21,9 @@ def add_commands(commands: Commands) -> None:
     add("--to", metavar="MODEL", help="the new model: a run directory, an export, a folder or hub name")
     add("--rollback", action="store_true", help="switch back to the model before")
     add("--forget", action="store_true", help="remove the vectors of the model that is not searched")
-    add_compute(add)
+    options = parser.options_of(*(f"jaxretr.indexes.live.offline:{name}" for name in ("reindex", "rollback")))
+    options.add("dtype", option="--compute")
+    options.add("batch_size")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -33,6 +35,6 @@ def run(args: argparse.Namespace) -> None:
     if args.forget:
         print(offline.forget(args.folder))
     elif args.rollback:
-        print(offline.rollback(args.folder, dtype=args.compute, batch_size=args.batch_size))
+        print(offline.rollback(args.folder, **given(args, "rollback")))
     else:
-        print(offline.reindex(args.folder, args.to, dtype=args.compute, batch_size=args.batch_size))
+        print(offline.reindex(args.folder, args.to, **given(args, "reindex")))

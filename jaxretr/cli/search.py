@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run
+from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run, given
 from jaxretr.runtime.errors import UsageError
+
+SEARCH = "jaxretr.indexes.searching:search"
 
 
 def add_commands(commands: Commands) -> None:
@@ -18,34 +20,16 @@ def add_commands(commands: Commands) -> None:
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --rerank reranker",
     )
     add_model(parser)
-    add = parser.add_argument
-    add(
-        "--index",
-        metavar="DIR",
-        required=True,
-        help="an embedding store (encode), an exact index (ExactIndex.save), a certified one (export --to scann), a live index "
-        "that no service has open, pgvector:DSN or lance:DIR",
-    )
-    add(
-        "--corpus",
-        metavar="FILE",
-        help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where; "
-        "by default those that the index holds",
-    )
-    add = parser.add_argument_group("filters", "a passage must pass every filter").add_argument
-    add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
-    add("--deny", metavar="FILE", help="ids of passages to exclude, one per line")
-    add(
-        "--where",
-        metavar="FIELD=VALUE",
-        action="append",
-        type=_equality,
-        default=[],
-        help='a field of the index\'s metadata, or of the rows of --corpus or their "metadata" object, and its '
-        "required value, as text; repeat with the same field to accept several values",
-    )
-    add_run(parser)
-    add_rerank(parser)
+    options = parser.options_of(SEARCH)
+    options.add("index", metavar="DIR")
+    options.add("corpus")
+    group = parser.add_argument_group("filters", "a passage must pass every filter")
+    options = parser.options_of(SEARCH, to=group)
+    options.add("allow", "deny", type=Path, action="store", metavar="FILE")
+    options.add("where", metavar="FIELD=VALUE", action="append", type=_equality)
+    add_run(parser, parser.options_of(SEARCH))
+    parser.options_of(SEARCH).add("batch_size")
+    add_rerank(parser, SEARCH)
     add_processes(parser)
 
 
@@ -53,8 +37,7 @@ def run(args: argparse.Namespace) -> None:
     """Search and write the run; with several processes, the first one writes it."""
     import jax
 
-    from jaxretr.cli import reranking
-    from jaxretr.cli.model import load_model
+    from jaxretr.cli.model import load_model, scorer_loader
     from jaxretr.cli.outputs import say_written
     from jaxretr.cli.process import typed
     from jaxretr.data.readers import read_corpus, read_questions
@@ -66,33 +49,26 @@ def run(args: argparse.Namespace) -> None:
     with together(), stops_when_asked():
         agree("the beginning", {**program_facts(), "command line": typed(args)})
         trec = args.format == "trec"
-        lacking = args.corpus is None and (not trec or args.rerank is not None) and not has_texts(args.index)
+        rerank = scorer_loader(args, "rerank", "depth")
+        lacking = args.corpus is None and (not trec or rerank is not None) and not has_texts(args.index)
         if not trec and lacking:
             raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
-        if args.rerank is not None and lacking:
+        if lacking:
             raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
-        again = reranking.options(args)
         check_output(args.out)
         # Find every error of the input before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
-        corpus = None if args.corpus is None or (trec and not again) else read_corpus(args.corpus)
+        corpus = None if args.corpus is None or (trec and rerank is None) else read_corpus(args.corpus)
         where: dict[str, list[str]] = {}
-        for field, value in args.where:
+        for field, value in args.where or ():
             where.setdefault(field, []).append(value)
         found = search(
             lambda: load_model(args),
-            args.index,
-            queries=questions,
-            k=args.k,
-            allow=Path(args.allow) if args.allow else None,
-            deny=Path(args.deny) if args.deny else None,
-            where=where,
-            corpus=args.corpus,
-            batch_size=args.batch_size,
+            **given(args, "search") | {"queries": questions, "where": where},
+            rerank=rerank,
             trec_ids=trec,
             passages=corpus,
             with_texts=not trec,
-            **again,
         )
         if not jax.process_index():
             found.save(args.out, format=args.format, corpus=corpus)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxretr.cli.parsing import Commands, add_engine, add_model, add_precision, add_scorer, at_least_one
+from jaxretr.cli.parsing import Commands, add_model, add_scorer, at_least_one, given
 from jaxretr.runtime.errors import UsageError
 
 
@@ -22,31 +22,15 @@ def add_commands(commands: Commands) -> None:
         "  jaxretr serve runs/art --index wiki=emb --corpus wiki=corpus.jsonl --index notes=indexes/notes --data indexes\n"
         "  jaxretr serve runs/art --index indexes/live --keys keys.txt --host 0.0.0.0",
     )
-    add_model(parser, encodes=False)
-    add = parser.add_argument
-    add(
-        "--index",
-        metavar="[NAME=]DIR",
-        action="append",
-        default=[],
-        help="a live index (made if there is none), an embedding store, an exact or certified index, pgvector:DSN or "
-        "lance:DIR; repeat for several",
-    )
-    add(
-        "--corpus",
-        metavar="[NAME=]FILE",
-        action="append",
-        default=[],
-        help="titles and texts of a store's, exact or certified index's passages",
-    )
-    add("--data", metavar="DIR", help="where indexes are made that requests ask for")
-    add_engine(
-        add, "whose codes propose candidates in large live indexes (default: scann; faiss where ScaNN does not work)"
-    )
-    add("--reranker", metavar="MODEL", help="a cross-encoder, causal language model or T5, for re-ranking")
-    add_scorer(add, "reranker-")
-    add_precision(add)
-    add = parser.add_argument_group("network").add_argument
+    add_model(parser)
+    options = parser.options_of("jaxretr.serve.loading:Parts")
+    options.add("indexes", option="--index", metavar="[NAME=]DIR")
+    options.add("corpora", option="--corpus", metavar="[NAME=]FILE")
+    options.add("data", metavar="DIR", type=lambda text: Path(text).expanduser())
+    options.add("engine")
+    add_scorer(parser, parser, "reranker")
+    group = parser.add_argument_group("network")
+    add = group.add_argument
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8080, metavar="N", help="port; 0 for any (default: %(default)s)")
     add("--keys", metavar="FILE", help="API keys, made with jaxretr serve keys")
@@ -55,50 +39,25 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         help="listen on another address without keys: whoever reaches it may do everything",
     )
-    add(
-        "--allow-origin",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="let pages of this origin call the service, such as https://example.org (CORS); repeat for several",
-    )
+    options = parser.options_of("jaxretr.serve.settings:Settings", to=group)
+    options.add("allow_origins", option="--allow-origin", metavar="ORIGIN")
     add("--workers", type=at_least_one, metavar="N", help="refused unless 1: one process serves")
-    add = parser.add_argument_group("limits").add_argument
-    add("--max-queue", type=at_least_one, default=512, metavar="N", help="requests at a time (default: %(default)s)")
-    add(
-        "--max-queue-tokens",
-        type=at_least_one,
-        default=2**18,
-        metavar="N",
-        help="tokens that wait for the model (default: %(default)s)",
-    )
-    add("--max-batch-tokens", type=at_least_one, metavar="N", help="tokens of a batch (default: chosen for the device)")
-    add(
-        "--max-body",
-        type=at_least_one,
-        default=8 * 2**20,
-        metavar="BYTES",
-        help="of a request (default: %(default)s)",
-    )
-    add("--rate", metavar="N/TIME", help="requests of a key, or without keys of an address, such as 100/minute")
-    add(
-        "--grace",
-        type=at_least_one,
-        default=30,
-        metavar="SECONDS",
-        help="to finish what was accepted, after a signal to stop (default: %(default)s)",
-    )
-    add("--log-texts", action="store_true", help="quote queries in the log")
+    options = parser.options_of("jaxretr.serve.settings:Settings", to=parser.add_argument_group("limits"))
+    options.add("max_queue", "max_queue_tokens", "max_batch_tokens")
+    options.add("max_body", metavar="BYTES")
+    options.add("rate", metavar="N/TIME")
+    options.add("grace", type=at_least_one, metavar="SECONDS")
+    options.add("log_texts")
 
     parser = commands.command(
         "serve keys",
         "Make an API key: it is printed once, and the file keeps its digest.",
         "jaxretr serve keys --add search-page --scopes read --keys keys.txt",
     )
-    add = parser.add_argument
-    add("--add", metavar="NAME", required=True, help="what logs call the key")
-    add("--scopes", default="read", help="read, write and admin, separated by commas (default: %(default)s)")
-    add("--keys", metavar="FILE", required=True, help="the file; made if there is none")
+    options = parser.options_of("jaxretr.serve.keys:add_key")
+    options.add("name", option="--add")
+    options.add("scopes", type=lambda text: text.split(","), action="store", required=False, default="read")
+    options.add("path", option="--keys")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -134,9 +93,8 @@ def _serve(args: argparse.Namespace) -> None:
 
     for package in ("fastapi", "uvicorn", "prometheus_client", "limits"):
         import_extra(package, "serve")
-    from jaxretr.cli.model import load_model
+    from jaxretr.cli.model import load_model, scorer_loader
     from jaxretr.indexes.certified.engines import engine_of
-    from jaxretr.models.any_scorer import load_scorer
     from jaxretr.models.hub.dual_encoder_folder import check_finished
     from jaxretr.serve import server
     from jaxretr.serve.keys import Keys
@@ -153,35 +111,18 @@ def _serve(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--host {args.host}: others could reach the service; give --keys FILE, or --open to let them in without"
         )
-    if args.reranker is None and (args.reranker_kind or args.reranker_max_length):
-        raise UsageError("--reranker-kind and --reranker-max-length are for --reranker MODEL: give that as well")
-    settings = Settings(
-        max_body=args.max_body,
-        max_queue=args.max_queue,
-        max_queue_tokens=args.max_queue_tokens,
-        max_batch_tokens=args.max_batch_tokens,
-        rate=args.rate,
-        allow_origins=tuple(args.allow_origin),
-        log_texts=args.log_texts,
-        grace=args.grace,
-    )
+    load_reranker = scorer_loader(args, "reranker")
+    settings = Settings(**given(args, "Settings"))
     if args.engine is not None:
         engine_of(args.engine).require()
     Rates(settings.rate)  # Refuses a wrong rate before the model is loaded.
     keys = Keys.read(Path(args.keys)) if args.keys else None
 
-    def load_reranker():
-        kind, length = args.reranker_kind or "auto", args.reranker_max_length
-        return load_scorer(args.reranker, kind=kind, max_length=length, dtype=args.compute)
-
     parts = Parts(
         encoder=lambda: load_model(args),
-        indexes=args.index,
-        corpora=args.corpus,
-        data=Path(args.data).expanduser() if args.data else None,
-        reranker=load_reranker if args.reranker else None,
+        **given(args, "Parts"),
+        reranker=load_reranker,
         settings=settings,
-        engine=args.engine,
     )
     check_finished(args.model)
     listener = server.listen(args.host, args.port)

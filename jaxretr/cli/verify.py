@@ -2,31 +2,22 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands
+from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
     """Add the command."""
-    add = commands.command(
+    options = commands.command(
         "verify",
         "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",
         "jaxretr verify exports/dpr\n  jaxretr verify exports/dpr --with sentence-transformers",
-    ).add_argument
-    add(
-        "folder",
-        metavar="DIR",
-        help="an export, an index, a live index, an embedding store, or pgvector:ADDRESS of a database",
-    )
-    add(
-        "--with",
-        dest="library",
-        choices=("sentence-transformers", "transformers"),
-        help="also compute the vectors with that library",
-    )
+    ).options_of("jaxretr.exports.exporting:verify")
+    options.argument("folder", "DIR")
+    options.add("library", option="--with")
 
 
 def run(args: argparse.Namespace) -> None:
     """Verify, and print a summary of what agrees."""
     from jaxretr.exports.exporting import verify
 
-    print(verify(args.folder, args.library))
+    print(verify(**given(args)))

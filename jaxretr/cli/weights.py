@@ -1,31 +1,7 @@
-"""Options about weights that `combine`, `tune` and `fuse` share."""
+"""Readers of weights and sizes for `combine`, `tune` and `fuse`."""
 
 import argparse
 import math
-from collections.abc import Callable
-
-MODEL = "a run directory, or any folder or hub name of a model with both towers"
-
-
-def add_how(add: Callable[..., argparse.Action]) -> None:
-    """Add --how."""
-    add(
-        "--how",
-        choices=("concatenate", "sum"),
-        help="how vectors are combined; a sum keeps their size (default: concatenate, or a combined model's own)",
-    )
-
-
-def add_grid(add: Callable[..., argparse.Action], default: str | None = "log") -> None:
-    """Add --grid."""
-    add(
-        "--grid",
-        type=_grid_of,
-        default=default,
-        metavar="GRID",
-        help="log: search for the maximum in steps of 2, then of 2^(1/4); paper: .1, .2, ... 1 and their reciprocals; "
-        "or weights separated by commas (default: log)",
-    )
 
 
 def weight(text: str) -> float:
@@ -39,7 +15,8 @@ def weight(text: str) -> float:
     return value
 
 
-def _grid_of(text: str) -> str | tuple[float, ...]:
+def grid(text: str) -> str | tuple[float, ...]:
+    """Read a grid of weights: its name, or the weights."""
     if text in ("log", "paper"):
         return text
     weights = [weight(part) for part in text.split(",")]

@@ -42,14 +42,14 @@ class LiveIndex:
           UsageError: names the setting.
         """
         if self.refresh_every < 1:
-            raise UsageError(f"index.refresh_every={self.refresh_every}: must be at least 1; set --index.refresh-every")
+            raise UsageError(f"index.refresh_every={self.refresh_every}: must be at least 1; set index.refresh_every")
         if self.refresh_share is None:
             return
         if not self.rolling:
             raise UsageError(
-                "index.refresh_share is for a rolling refresh; set --index.refresh rolling, or leave the share out"
+                "index.refresh_share is for a rolling refresh; set index.refresh=rolling, or leave the share out"
             )
         if not 0 < self.refresh_share < 1:
             raise UsageError(
-                f"index.refresh_share={self.refresh_share}: must be above 0 and below 1; set --index.refresh-share"
+                f"index.refresh_share={self.refresh_share}: must be above 0 and below 1; set index.refresh_share"
             )

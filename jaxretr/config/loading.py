@@ -47,9 +47,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), data_folder: str | Pat
         elif "data_folder" in inspect.signature(names["config"]).parameters:
             config = names["config"](data_folder=os.fspath(data_folder))
         else:
-            raise UsageError(
-                f"{path}: config() takes no data_folder; leave it out, or give your own data as data (--data PATH)"
-            )
+            raise UsageError(f"{path}: config() takes no data_folder; leave it out, or give your own data as data=PATH")
     except UserError:
         raise
     except Exception as error:  # The file is the user's program: whatever it raises is to be fixed there.

@@ -49,15 +49,15 @@ def convert_data(
 
     Args:
       path: a training set, gzipped or not, or a BEIR folder.
-      out: the file to write; a folder for "beir".
-      to: the format to write, one of `jaxretr.data.formats.kinds.FORMATS`.
-      format: the format of `path`; None: detected from its content.
-      corpus: the passages of formats with ids; None: a BEIR folder's own.
-      queries: the questions of the formats "triples-ids", "qrels" and "distillation".
-      split: the split of a BEIR folder to read or write; None: "train".
-      negatives: for "sentence-transformers": negatives per row; questions with fewer are left out. None: the most
-        that every question has.
-      skip_bad: whether to skip and count bad rows.
+      out: the file to write; a folder for beir.
+      to: the format to write. One of `jaxretr.data.formats.kinds.FORMATS`.
+      format: format of `path`; by default detected from its content.
+      corpus: the passages of formats with ids; by default a BEIR folder's own.
+      queries: the questions of triples-ids, qrels and distillation.
+      split: split of a BEIR folder to read or write; by default train.
+      negatives: for sentence-transformers: negatives per row; questions with fewer are left out; by default the most that
+        every question has.
+      skip_bad: skip and count bad rows.
 
     Raises:
       UsageError: arguments that contradict each other.

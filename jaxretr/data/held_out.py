@@ -38,7 +38,7 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
     if not count:
         raise UserError(
             f"{where}: {len(different)} questions are too few to hold out some for evaluation; give dev data "
-            "(--data.dev-questions and --data.dev-qrels), or train without with --data.held-out 0"
+            "(data.dev_questions and data.dev_qrels), or train without with data.held_out=0"
         )
     chosen = set(different[:count])
     note(log.info, "%s: %d of %d questions are held out for evaluation", where, count, len(different))

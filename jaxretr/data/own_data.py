@@ -74,7 +74,7 @@ def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> 
     if wants_lexical and kind != "lexical":
         raise UsageError(
             f"{path}: {config.name} learns from a lexical set; make one with: jaxretr mine lexical --corpus {path} "
-            "--dev 500 --out LEXICAL, and give it with --data LEXICAL"
+            "--dev 500 --out LEXICAL, and give it as data=LEXICAL"
         )
     values: dict[str, Any] = {
         "train": str(path),
@@ -93,7 +93,7 @@ def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> 
     if kind == "lexical" and isinstance(config, ContrastiveConfig):
         files = LexicalSet.open(str(path)).settings.get("corpus", {}).get("files", [])
         if not files and "corpus" not in stated:
-            raise UsageError(f"{path}: does not name the corpus that it was made from; name it with --data.corpus FILE")
+            raise UsageError(f"{path}: does not name the corpus that it was made from; name it with data.corpus=FILE")
         dev = Path(str(path)) / DEV
         values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
         values |= {"dev": str(dev)} if dev.is_dir() else {}
@@ -108,7 +108,7 @@ def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> 
         corpus = path.sibling(CORPUS) if FORMATS[kind].bare_ids else path
         if corpus is None and "corpus" not in stated:
             raise UsageError(
-                f"{path}: has only the ids of its passages ({kind}); name their corpus with --data.corpus FILE"
+                f"{path}: has only the ids of its passages ({kind}); name their corpus with data.corpus=FILE"
             )
         values |= {"teacher_positives": None, "corpus": corpus and str(corpus)}
     else:
@@ -119,7 +119,7 @@ def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> 
     if negatives.mined and "mined" not in stated:
         log.warning(
             "%s: negatives.mined is 0 now, since data.mined is of other data; mine your own with jaxretr mine, and set "
-            "--data.mined FILE --negatives.mined %d",
+            "data.mined=FILE negatives.mined=%d",
             config.name,
             negatives.mined,
         )
@@ -152,7 +152,7 @@ def _train_split(folder: Source, stated: str | None) -> str:
     there = f"only {', '.join(splits)}" if splits else "none"
     remedy = "add qrels/train.tsv"
     if splits:
-        remedy += f", or name a split that you will not measure on: --data.split {splits[0]}"
+        remedy += f", or name a split that you will not measure on: data.split={splits[0]}"
     raise UserError(f"{folder}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}")
 
 
@@ -215,7 +215,7 @@ def _text(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> Co
 
 def _useless(path: Source, kind: str, wanted: str) -> UsageError:
     what = "a lexical set" if kind == "lexical" else KINDS[kind].title
-    return UsageError(f"{path}: looks like {what}; give --data {wanted}")
+    return UsageError(f"{path}: looks like {what}; give data={wanted}")
 
 
 def _with_metric_of_judgements(config: Any) -> Any:
@@ -241,7 +241,7 @@ def _say(path: Source, split: str | None, dev: str | None, values: Mapping[str, 
     else:
         log.warning(
             "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so the last step's "
-            "model is kept; add qrels/dev.tsv, or give --data.dev-questions and --data.dev-qrels",
+            "model is kept; add qrels/dev.tsv, or give data.dev_questions and data.dev_qrels",
             path,
             trained,
         )

@@ -233,7 +233,7 @@ def qrels_path(folder: Input, split: str, setting: str | None = None) -> Source:
     hint, where, how = did_you_mean(split, splits), "", ""
     if setting is not None:
         where = f"{setting}: "
-        how = f" with --{setting.replace('_', '-')}, or set all data at once with --data {folder}"
+        how = f" with {setting}, or set all data at once with data={folder}"
         how = f" Name it{how}" if hint else how
     raise UserError(f"{where}{folder}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}")
 

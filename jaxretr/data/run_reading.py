@@ -134,7 +134,7 @@ def _id_by_text(row: dict[str, Any], ids_of_text: Mapping[str, deque[str]] | Non
     if ids_of_text is None:
         raise RowError(
             "the question has no id, and its position may be another question's; give the questions that were searched, "
-            "where --queries can be given, or a run with ids"
+            "where queries= can be given, or a run with ids"
         )
     text = string_field(row, _QUESTION_TEXTS)
     if text is None:
@@ -257,7 +257,7 @@ def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str,
         remedy = (
             "is it a TREC run?"
             if len(fields) < 6
-            else "an id with white space is not allowed in a TREC run; write the run with --format jsonl"
+            else "an id with white space is not allowed in a TREC run; write the run with format=jsonl"
         )
         raise UserError(
             f"{where}: expected 6 columns, 'question-id Q0 passage-id rank score tag', found {len(fields)}; {remedy}"

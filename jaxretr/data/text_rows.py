@@ -176,7 +176,7 @@ def check_utf8(line: str) -> None:
 def check_trec_id(id: str) -> None:
     """Raise RowError for an id that a TREC run cannot represent."""
     if what := trec_problem(id):
-        raise RowError(f"the id {id!r} {what}, which a TREC run cannot represent; rename it, or write --format jsonl")
+        raise RowError(f"the id {id!r} {what}, which a TREC run cannot represent; rename it, or write format=jsonl")
 
 
 def trec_problem(column: str) -> str:

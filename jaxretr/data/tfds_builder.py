@@ -78,15 +78,18 @@ def build_data(
     """Write data as a TFDS data set of array_record files, without TensorFlow; needs `pip install 'jaxretr[data]'`.
 
     Args:
-      path: a corpus, questions, judgements, a BEIR folder or a training set, also by name.
-      out: the data folder, below which NAME/CONFIG/VERSION is written.
-      name: the data set's name: lower-case letters, digits and underscores; None: that of `path`.
+      path: a corpus, questions, judgements, a BEIR folder or a training set; also by name.
+      out: the data folder; NAME/CONFIG/VERSION is written below it.
+      name: name of the data set: lower-case letters, digits, underscores; by default that of `path`.
       version: three numbers.
-      description, homepage, citation (BibTeX), licence: facts that the data set states about itself.
-      corpus: the passages of a training set that has their ids; its texts are written into the examples.
-      queries: the questions of the formats "triples-ids" and "distillation".
-      split: the name of the split that judgements in a file become; None: "test".
-      skip_bad: whether to skip and count bad rows.
+      description: what it contains; by default the format and name of `path`.
+      homepage: its address.
+      citation: how to cite it, in BibTeX.
+      licence: its licence.
+      corpus: the passages of a training set that has their ids. Its texts are written into the examples.
+      queries: the questions of triples-ids and distillation.
+      split: what the judgements in a file are called; by default test.
+      skip_bad: skip and count bad rows.
 
     Raises:
       UserError: bad data (as `path:line: what; remedy`), the data set is there already, or it cannot be written.
@@ -102,21 +105,21 @@ def build_data(
         )
     if split is not None and kind != "qrels":
         raise UsageError(
-            f"--split names the split of a file of judgements; {place} looks like {KINDS[kind].title}: leave it out"
+            f"split= names the split of a file of judgements; {place} looks like {KINDS[kind].title}: leave it out"
         )
     if kind in ("corpus", "questions", "qrels", "beir") and (corpus is not None or queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind].title}")
+        raise UsageError(f"corpus= and queries= are for training sets; {place} looks like {KINDS[kind].title}")
     name = _default_name(place) if name is None else name
     if not _NAME.fullmatch(name):
-        raise UsageError(f"--name {name}: must be lower-case letters, digits and underscores, as in nq_train")
+        raise UsageError(f"name={name}: must be lower-case letters, digits and underscores, as in nq_train")
     if not _VERSION.fullmatch(version):
-        raise UsageError(f"--version {version}: must be three numbers, as in 1.0.0")
+        raise UsageError(f"version={version}: must be three numbers, as in 1.0.0")
     import_extra("tensorflow_datasets", "data")
     card = Card(name, version, description or f"{KINDS[kind].title}: {place.name}", homepage, citation, licence)
     configs = _configs(place, kind, corpus, queries, split or "test", skip_bad)
     for config in configs:
         if (there := target / name / config / version).exists():
-            raise UserError(f"{there}: is there already; choose another --version or --name, or remove it")
+            raise UserError(f"{there}: is there already; choose another version= or name=, or remove it")
     # Written beside its place; the remains of a killed call are removed.
     for leftover in target.glob(f".{name}-{version}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -193,7 +196,7 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
         elif candidate.text is not None:
             raise UserError(
                 f"{rows.where(example)}: a passage has a text where those of the first row are ids alone; give the corpus "
-                "with --corpus FILE"
+                "as corpus="
             )
         return row | {"score": math.nan if candidate.score is None else float(candidate.score)}
 

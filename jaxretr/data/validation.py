@@ -60,9 +60,9 @@ class Validation:
             unchecked = "".join(f"; {what}" for what in self.unchecked)
             return f"{self.path}: no problem in {self.rows} rows ({KINDS[self.kind].title}){unchecked}"
         hidden = self.count - len(self.problems)
-        more = f" ({hidden} more than shown; see them with --max-problems)" if hidden else ""
+        more = f" ({hidden} more than shown; see them with max_problems=)" if hidden else ""
         return (
-            f"{self.path}: {self.count} problems in {self.rows} rows{more}; correct them, or use --skip-bad with the "
+            f"{self.path}: {self.count} problems in {self.rows} rows{more}; correct them, or use skip_bad=True with the "
             "commands that have it"
         )
 
@@ -93,11 +93,11 @@ def validate_data(
 
     Args:
       path: the file or BEIR folder.
-      format: its format, a key of `jaxretr.data.formats.kinds.KINDS`; None: detected from the content.
-      corpus: the passages, to look up ids; None: a BEIR folder's own.
-      queries: the questions of the formats "triples-ids", "qrels" and "distillation", to look up ids.
-      split: the split of a BEIR folder; None: "train".
-      max_problems: problems to keep; all are counted.
+      format: its format; by default detected from its content. A key of `jaxretr.data.formats.kinds.KINDS`.
+      corpus: the passages, to look up ids; by default a BEIR folder's own.
+      queries: the questions of triples-ids, qrels and distillation, to look up ids.
+      split: split of a BEIR folder to check; by default train.
+      max_problems: problems to show. All are counted.
       on_problem: called with each of these as soon as it is found.
 
     Raises:
@@ -108,7 +108,7 @@ def validate_data(
     place.verify()  # Includes splits that are not read.
     kind = KINDS[format or file_kind(place)]
     if not isinstance(kind, Format) and (corpus is not None or queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {kind.title}")
+        raise UsageError(f"corpus= and queries= are for training sets; {place} looks like {kind.title}")
     split = named_split(split, kind.name)
     problems = Problems(place, max_problems, on_problem)
     unchecked: list[str] = []
@@ -143,7 +143,7 @@ def _check_training_set(
         if corpus is None:
             corpus = read_corpus(path, skip_bad=True)
     if kind.needs_queries and queries is None:
-        unchecked.append("ids of questions were not looked up; give --queries FILE to check them")
+        unchecked.append("ids of questions were not looked up; give queries= to check them")
     problems.path = examples_file(path, split)
     known = not kind.needs_queries or queries is not None
     # A BEIR folder's texts have been checked in its queries file.
@@ -156,7 +156,7 @@ def _check_training_set(
         else:
             checker.check(row)
     if checker.ids_alone:
-        unchecked.append("ids of passages were not looked up; give --corpus FILE to check them")
+        unchecked.append("ids of passages were not looked up; give corpus= to check them")
     if not rows:
         raise UserError(f"{problems.path}: no rows; give a file with at least one")
     return rows

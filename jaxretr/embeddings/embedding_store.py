@@ -164,9 +164,7 @@ class EmbeddingStore:
         return _read_meta(as_path(folder)).shard_rows if is_store(folder) else None
 
     @classmethod
-    def begin(
-        cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "--out"
-    ) -> "EmbeddingStore":
+    def begin(cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "out") -> "EmbeddingStore":
         """Make the folder, or resume one that was begun with the same model and texts.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
@@ -176,7 +174,7 @@ class EmbeddingStore:
           folder: new, empty, or a store; on a disk or in a bucket (gs://... or s3://...).
           meta: the description of the whole store.
           ids: N ids; read only where they are not written yet.
-          option: the option by which the user named the folder, for errors.
+          option: the parameter by which the user named the folder, for errors.
 
         Raises:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
@@ -266,7 +264,7 @@ class EmbeddingStore:
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             row = self.meta.span(shard)[0] + int(np.argmin(finite))
-            remedy = "use --dtype float32 in another folder" if dtype == "float16" else "check the model"
+            remedy = "use dtype=float32 in another folder" if dtype == "float16" else "check the model"
             raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is not a finite {stored}; {remedy}")
         arrays = quantise(values) if dtype == "int8" else (values,)
         for path, array in zip(self._paths(shard), arrays, strict=True):
@@ -369,11 +367,13 @@ class EmbeddingStore:
                     leftover.unlink(missing_ok=True)
             names = sorted(_names(folder))
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); give another {option} folder") from error
+            raise UserError(
+                f"{folder}: cannot be written ({error.strerror}); give another folder as {option}="
+            ) from error
         if META in names:
             _check_same(folder, _read_meta(folder), self.meta, option)
         elif names:
-            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty {option} folder")
+            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty folder as {option}=")
         else:
             sealed_folder.write_description(folder / META, _KIND, dataclasses.asdict(self.meta))
         if not self._ids_are_whole():
@@ -471,7 +471,7 @@ def _read_meta(folder: Path) -> StoreMeta:
 
 
 def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta, option: str) -> None:
-    another = f"give another {option} folder"
+    another = f"give another folder as {option}="
     if found.model_fingerprint != wanted.model_fingerprint:
         raise UserError(f"{folder}: holds embeddings of another model ({found.model}) than {wanted.model}; {another}")
     if found.side != wanted.side or found.texts_fingerprint != wanted.texts_fingerprint:

@@ -67,14 +67,14 @@ def encode(
 
     Args:
       encoder: the model, or what `load_encoder` takes.
-      corpus: for the model's passage side: a file or a BEIR folder, several files of one corpus, or a corpus that was
-        read. Files are read along the way: the texts of a few shards are in memory at a time.
-      queries: for its question side, in place of a corpus: a file or questions.
-      out: the store's folder: new, empty, or one that was begun; on a disk or in a bucket.
-      dtype: the dtype of the stored numbers; int8 has a scale for each row.
-      shard_rows: rows per file, which is the most that an interruption loses; None: those of the store that was begun,
-        else `default_shard_rows`.
-      batch_size: texts per batch; None: chosen for the device.
+      corpus: the passages: BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz. Several files are one corpus. Or a
+        corpus that was read. Files are read along the way: the texts of a few shards are in memory at a time.
+      queries: the questions, in place of a corpus, for the model's question side: a file or questions.
+      out: a new or empty folder, or that of an interrupted call; also gs:// or s3://.
+      dtype: type of the stored numbers; int8 has one scale per row.
+      shard_rows: rows per shard, which an interruption loses; by default those of a store that was begun, otherwise a
+        thousandth of the corpus, but at least 256 on CPUs and 16384 per accelerator, and at most 50000 or 128 MiB.
+      batch_size: texts per batch; by default chosen for the device.
       model: the model's name in messages; by default the place it was loaded from.
       option: the name of `out` in messages.
 

@@ -24,8 +24,8 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
 
     Args:
       path: any data file or folder, also in a bucket.
-      format: a data file's format, a key of `jaxretr.data.formats.kinds.KINDS`; None: detected from the content.
-      queries: the questions of the formats "triples-ids" and "distillation".
+      format: format of a data file; by default detected from its content. A key of `jaxretr.data.formats.kinds.KINDS`.
+      queries: the questions of triples-ids and distillation.
 
     Raises:
       UserError: the format is not recognised, or the file cannot be read.
@@ -43,7 +43,7 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
         source = source_of(place)
     kind = KINDS[format or file_kind(source)]
     if queries is not None and kind.name not in ("triples-ids", "distillation"):
-        raise UsageError(f"--queries is for triples-ids and distillation; {source} looks like {kind.title}")
+        raise UsageError(f"queries= is for triples-ids and distillation; {source} looks like {kind.title}")
     file = source if kind.name == "beir" else source.file()
     # Judgements are described by themselves: their questions are not needed.
     found = Lookup()

@@ -63,16 +63,17 @@ def evaluate_model(
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
-      beir: a folder with corpus, queries and qrels, or one already read.
+      beir: a BEIR folder, with corpus, queries and qrels. Or one already read.
       split: the split of the folder's judgements.
-      baselines: runs, as files, and models, as folders or hub names; "bm25" is BM25. Models and BM25 search the same corpus
-        for the same questions.
+      baselines: runs, as files, and models, as folders or hub names, to compare with; "bm25" is BM25. Models and BM25
+        search the same corpus for the same questions.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
-      index: an index of the corpus that the model made, of any kind that `jaxretr.search` takes: the embeddings that
-        `jaxretr.encode` writes, or for instance an approximate one, whose hits are then measured.
-      keep: folder for the embeddings of the corpus: written, or reused if they exist; an interrupted call resumes.
-      batch_size: texts per batch; None: chosen for the device.
+      index: an index of the BEIR folder's corpus made with the model, of any kind that jaxretr search takes. The hits of
+        an approximate one are measured as they are.
+      keep: folder for the embeddings of the BEIR folder's corpus: written, or reused if they exist; an interrupted call
+        resumes with them.
+      batch_size: texts per batch; by default chosen for the device.
       rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
         hits of each question, see `jaxretr.rerank`. The report has the metrics after and before, and compares them.
       depth: hits that are re-ranked; those behind them are dropped.
@@ -150,22 +151,25 @@ def evaluate_run(
     """Measure a run by judgements or by answers, and compare it with baselines question by question.
 
     Args:
-      run: a file in any format that `jaxretr.data.run_reading.read_run` reads, or {question id: {passage id: score}}.
+      run: a run of jaxretr search or bm25, or results in MS MARCO's or DPR's format. A file as
+        `jaxretr.data.run_reading.read_run` reads it, or {question id: {passage id: score}}.
       qrels: judgements in BEIR's or TREC's format.
-      answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
-      corpus: the passages; for answers, for BM25 or a model as a baseline, and for re-ranking. With them and the questions,
-        hits that are the question itself are left out (`jaxretr.data.question_identity`); without, they count as in
+      answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of `corpus`.
+      corpus: the passages of the run, for `answers`, `rerank` and baselines that search; with `queries`, a passage that is
+        the question itself does not count as found. See `jaxretr.data.question_identity`; without, it counts as in
         trec_eval.
-      queries: the questions, wherever a corpus is given with judgements, and for a run that has no ids of its questions, as
-        DPR's results: they are found by their text.
-      match: the way to match answers, "string" or "regex".
-      baselines: runs, as files; models, as folders or hub names, and "bm25" search the corpus for the questions.
-      metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
+      queries: the questions of the run, for `qrels` with `corpus`, or a run without their ids (DPR's). They are found by
+        their text.
+      match: the way to match answers.
+      baselines: runs to compare with, question by question, or models, as folders or hub names; bm25 is BM25; models and
+        BM25 search `corpus` for `queries`; all tests are Holm-corrected together.
+      metrics: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref; ndcg@10, mrr@10 and
+        recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with `answers`.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
       rerank: a scorer that orders the first hits of each question, as for `evaluate_model`.
       depth: hits that are re-ranked; those behind them are dropped.
       dtype: precision of the models among the baselines, see `load_encoder`.
-      batch_size: texts per batch of these models; None: chosen for the device.
+      batch_size: texts per batch of these models; by default chosen for the device.
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.

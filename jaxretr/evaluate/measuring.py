@@ -35,9 +35,7 @@ OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 
 
-def check_same_corpus(
-    indexes: Sequence["Index | None"], corpus: Corpus | None, name: str = "--corpus"
-) -> Sequence[str]:
+def check_same_corpus(indexes: Sequence["Index | None"], corpus: Corpus | None, name: str = "corpus=") -> Sequence[str]:
     """Return the passages' ids; raise UserError where an index holds other passages than another one or the corpus.
 
     Texts are compared as well where an index knows their fingerprint, and then the order of the passages.

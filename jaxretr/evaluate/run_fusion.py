@@ -70,18 +70,21 @@ def fuse(
     """Fuse runs by a weighted sum of scores, s_1 + w_2 s_2 + ..., or by reciprocal ranks, the sum of 1 / (60 + rank).
 
     Args:
-      runs: at least two files, or {question id: {passage id: score}}.
-      method: "interpolation" or "rrf".
-      weights: the weights of all runs but the first, whose weight is 1.
-      normalise: "none" or "minmax": how to normalise each run's scores of a question.
-      missing: for each run the score of passages that it lacks: "lowest" (default) or "zero".
+      runs: two or more runs, in any format that evaluate reads. Files, or {question id: {passage id: score}}.
+      method: a weighted sum of scores, s1 + w s2, or the sum of 1/(60 + rank).
+      weights: weight of the scores of each run but the first, whose weight is 1.
+      normalise: how each run's scores of a question are normalised before they are added; by default none.
+      missing: score of a passage that a run lacks, once for each run; lowest: the run's lowest score for the question;
+        zero: 0 if the run's list for the question is shorter than its other lists, as BM25's is if few passages share a
+        word with it; by default lowest for all.
       k: passages per question.
-      tune: judgements, or their file: choose the weight of two runs by them instead.
-      metric: the metric to maximise; "recall@100" by default.
-      grid: "log" (default), "paper", or the weights to try.
-      corpus: the passages of the runs. With them and the questions, hits that are the question itself do not count for
-        the metric, as in `evaluate_run`; without, they count as in trec_eval. The fused run keeps them.
-      queries: the questions, wherever a corpus is given, and for runs that have no ids of their questions.
+      tune: judgements, or their file, used to choose the weight of two runs instead.
+      metric: the metric to maximise; by default recall@100.
+      grid: log: search for the maximum in steps of 2, then of 2^(1/4); paper: .1, .2, ... 1 and their reciprocals; or the
+        weights to try; by default log.
+      corpus: the passages of the runs, for `tune`; with `queries`, a passage that is the question itself does not count as
+        found. Without, it counts as in trec_eval. The fused run keeps it.
+      queries: the questions of the runs, for `tune` with `corpus`, or runs without their ids (DPR's).
       trec_ids: refuse ids that a TREC run cannot represent.
 
     Raises:
@@ -93,8 +96,8 @@ def fuse(
     if tune is not None:
         check_texts(files, corpus, queries)
     elif corpus is not None or (queries is not None and all(map(has_question_ids, files))):
-        option = "--queries" if corpus is None else "--corpus"
-        raise UsageError(f"{option} belongs to --tune QRELS; leave it out")
+        name = "queries" if corpus is None else "corpus"
+        raise UsageError(f"{name}= belongs to tune=; leave it out")
     questions = questions_of(queries or ())
     qrels = read_qrels(tune) if isinstance(tune, str | Path) else tune
     names = [str(run) if isinstance(run, str | Path) else f"run {number}" for number, run in enumerate(runs, start=1)]
@@ -132,27 +135,27 @@ def _check_arguments(
     if len(runs) < 2:
         raise UsageError("one run alone cannot be fused; give at least two")
     if method == "rrf":
-        given = {"--weight": weights, "--normalise": normalise, "--missing": missing, "--tune": tune}
+        given = {"weights": weights, "normalise": normalise, "missing": missing, "tune": tune}
         if superfluous := next((name for name, value in given.items() if value is not None), None):
-            raise UsageError(f"{superfluous} belongs to --method interpolation; leave it out: rrf looks at ranks alone")
+            raise UsageError(f"{superfluous}= belongs to method=interpolation; leave it out: rrf looks at ranks alone")
     elif tune is not None:
         if weights is not None:
-            raise UsageError("--tune finds the weight; leave --weight out")
+            raise UsageError("tune= finds the weight; leave weights= out")
         if len(runs) != 2:
-            raise UsageError(f"--tune finds the one weight of two runs, not {len(runs)}; fuse them step by step")
+            raise UsageError(f"tune= finds the one weight of two runs, not {len(runs)}; fuse them step by step")
     elif len(weights or ()) != len(runs) - 1:
         raise UsageError(
-            f"{len(weights or ())} weights for {len(runs) - 1} runs besides the first; give --weight once for "
-            "each of them, or find it with --tune QRELS"
+            f"{len(weights or ())} weights for {len(runs) - 1} runs besides the first; give one for each of them "
+            "as weights=, or find it with tune="
         )
     if missing is not None and len(missing) != len(runs):
         raise UsageError(
-            f"--missing is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"
+            f"missing= is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"
         )
     if tune is None:
-        given = {"--metric": metric, "--grid": grid}
+        given = {"metric": metric, "grid": grid}
         if superfluous := next((name for name, value in given.items() if value is not None), None):
-            raise UsageError(f"{superfluous} belongs to --tune QRELS; leave it out")
+            raise UsageError(f"{superfluous}= belongs to tune=; leave it out")
 
 
 def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
@@ -174,7 +177,7 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
     for number, (found, name) in enumerate(zip(runs, names, strict=True)):
         longest = max(map(len, found.values()), default=0)
         if short := sum(0 < len(hits) < longest for hits in found.values()):
-            of_each = " ".join(f"--missing {'zero' if run == number else 'lowest'}" for run in range(len(runs)))
+            of_each = " ".join(f"missing={'zero' if run == number else 'lowest'}" for run in range(len(runs)))
             log.warning(
                 "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
                 "BM25's, whose score of all others is 0, add %s",

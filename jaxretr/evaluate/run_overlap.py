@@ -17,7 +17,7 @@ from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_o
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import bootstrap_interval
 from jaxretr.evaluate.tables import Cell, Grid, Row
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +81,17 @@ def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float
     """Compare runs with a reference by rank-biased overlap, and by the passages in common at the top.
 
     Args:
-      reference: a run, whose questions are used.
+      reference: the run to compare with; its questions are used.
       others: the runs to compare with it.
-      p: the probability of continuing to the next rank, in (0, 1).
+      p: probability of continuing to the next rank, in (0, 1); the higher, the more the deeper ranks count.
       depth: ranks to compare.
 
     Raises:
       UserError: a run cannot be read, or has no question of the reference.
+      UsageError: `p` is out of its range.
     """
+    if not 0 < p < 1:
+        raise UsageError(f"p={p}: must be above 0 and below 1")
     run = read_run(reference)
     ids = list(run)
     rankings = [ranked_ids(run[id], depth) for id in ids]

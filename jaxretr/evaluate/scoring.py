@@ -102,23 +102,25 @@ def score(
     call this and see the folder, and process 0 writes.
 
     Args:
-      scorer: the model, or what `load_scorer` takes.
-      pairs: one of these:
-        a training set in any format, or a BEIR folder: `out` has the same examples with a score for every passage;
-        a run in any format: `out` is the run with the new scores, ordered by them; or, with the format of a training set,
-        examples to distil from, in which a question's best passage stands as the positive and the others as negatives;
-        JSON lines, .tsv or .csv of {query, passage, title?} ("question" and "text" are read as well): `out` has the same
-        rows with a field "score", as a table where its name ends in .tsv or .csv.
-      out: the file to write.
-      queries: the questions of a run, or of a training set that has only their ids.
-      corpus: the passages of a run, or of a training set that has only their ids.
-      format: the format of `out`; by default that of `pairs`, if it has a place for scores.
-      split: the split of a BEIR folder's judgements; None: "train".
-      kind: the kind of scorer, see `load_scorer`; kind, max_length and dtype are for a scorer given as a path.
-      max_length: the most tokens of a pair.
-      dtype: the dtype of the matmuls' operands; "auto" is the faster one on this machine.
-      batch_size: pairs per batch; None: chosen for the device.
-      chunk: pairs scored at a time, which is the most that an interruption loses.
+      scorer: a cross-encoder, causal language model or T5: a folder, run directory or hub name. Or a loaded one.
+      pairs: a training set in any format, or a BEIR folder; a run; or JSON lines, .tsv or .csv of {query, passage, title}.
+        A title may be missing; "question" and "text" are read as well. Of a run with `format` of a training set,
+        examples to distil from are made, in which a question's best passage stands as the positive and the others as
+        negatives.
+      out: the same with scores: a training set's passages, a run in the new order, or rows with a field score; rows are a
+        table where the name ends in .tsv or .csv.
+      queries: the questions of a run, or of a training set with their ids alone.
+      corpus: the passages of a run, or of a training set with their ids alone.
+      format: format of `out`: dpr, dpr-scale, tevatron, tevatron2, sentence-transformers, distillation or flag for training
+        sets; trec, dpr or jsonl for runs, of which training sets can be made too; by default that of `pairs`.
+      split: split of a BEIR folder's judgements; by default train.
+      kind: t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers yes
+        or no without saying so in its folder, such as Qwen3-Reranker; auto: what the folder says. kind, max_length and
+        dtype are for a scorer given as a path, see `load_scorer`.
+      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit, 512 for others.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+      batch_size: pairs per batch; by default chosen for the device.
+      chunk: pairs scored at a time, which an interruption loses.
 
     Raises:
       UsageError: a format without scores, or queries or corpus are missing.
@@ -157,7 +159,7 @@ def _format(path: str, source: str, format: str | None) -> str:
     """The format to write; raises UsageError if it has no scores."""
     if source == PAIRS:
         if format is not None:
-            raise UsageError(f"--format {format}: rows of pairs are written as they are read; leave it out")
+            raise UsageError(f"format={format}: rows of pairs are written as they are read; leave it out")
         return PAIRS
     if source == RUN:
         # The name "dpr" is that of a run there.
@@ -168,10 +170,10 @@ def _format(path: str, source: str, format: str | None) -> str:
     else:
         raise UserError(f"{path}: has no pairs of question and passage; give a training set, a run or rows of pairs")
     if format is None and own not in formats:
-        raise UsageError(f"{path}: {own} has no place for scores; give --format, one of {', '.join(formats)}")
+        raise UsageError(f"{path}: {own} has no place for scores; give format=, one of {', '.join(formats)}")
     if format is not None and format not in formats:
         what = "runs are written as runs or training sets:" if source == RUN else "formats with scores are"
-        raise UsageError(f"--format {format}{did_you_mean(format, formats)}; {what} {', '.join(formats)}")
+        raise UsageError(f"format={format}{did_you_mean(format, formats)}; {what} {', '.join(formats)}")
     return format or own
 
 
@@ -186,14 +188,14 @@ def _run_format(path: Path) -> RunFormat:
 def _check_inputs(path: str, source: str, queries: Path_ | None, corpus: Path_ | None) -> None:
     """Raise UsageError if queries or corpus are missing, or would be ignored."""
     if source == PAIRS and (queries, corpus) != (None, None):
-        name = "--corpus" if queries is None else "--queries"
-        raise UsageError(f"{path}: has the texts of its pairs; leave {name} out")
+        name = "corpus" if queries is None else "queries"
+        raise UsageError(f"{path}: has the texts of its pairs; leave {name}= out")
     if source == RUN:
-        missing = [name for name, given in (("--queries", queries), ("--corpus", corpus)) if given is None]
+        missing = [name for name, given in (("queries", queries), ("corpus", corpus)) if given is None]
         if missing:
-            raise UsageError(f"{path}: a run has ids alone; give {' and '.join(f'{name} FILE' for name in missing)}")
+            raise UsageError(f"{path}: a run has ids alone; give {' and '.join(f'{name}=' for name in missing)}")
     if source in FORMATS and FORMATS[source].needs_queries and queries is None:
-        raise UsageError(f"{path}: has only the ids of its questions ({source}); give --queries FILE")
+        raise UsageError(f"{path}: has only the ids of its questions ({source}); give queries=")
 
 
 # ---- the three kinds of file -----------------------------------------------------------------------------------------

@@ -166,12 +166,12 @@ def evaluate_suite(
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
-      suite: the folder; data sets may lie at any depth. Or a name, for instance "ir_datasets:nano-beir".
+      suite: every BEIR folder below this folder, at any depth, and the average. Or a name, for instance "ir_datasets:nano-beir".
       splits: splits of the judgements, in order of preference: the first that a data set has.
-      out: folder for the results of each data set; a call with the same arguments measures only what is missing there.
+      out: folder for the results of each data set of a suite; an interrupted one resumes there.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
-      batch_size: texts per batch; None: chosen for the device.
+      batch_size: texts per batch; by default chosen for the device.
 
     Raises:
       UsageError: an unknown metric.
@@ -316,15 +316,15 @@ def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result 
         kept, files = content["settings"], content["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path}: is not the result of a suite ({error}); remove it, or give another --out folder"
+            f"{path}: is not the result of a suite ({error}); remove it, or give another folder as out="
         ) from None
     for name, value in {**settings, "split": one.split}.items():
         before = result.split if name == "split" else kept.get(name)
         if before != value:
             what = {"model_fingerprint": "another model"}.get(name, f"{name.replace('_', ' ')} {_short(before)}")
-            raise UserError(f"{path}: was measured with {what}; give another --out folder, or remove the file")
+            raise UserError(f"{path}: was measured with {what}; give another folder as out=, or remove the file")
     if files != _hashes(one):
-        raise UserError(f"{path}: {one.folder} has changed since; give another --out folder, or remove the file")
+        raise UserError(f"{path}: {one.folder} has changed since; give another folder as out=, or remove the file")
     return result
 
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from jaxretr.config import Keyboard
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.typos import PROFILES, TypoGenerator, generators
@@ -30,7 +31,7 @@ def evaluate_typos(
     profiles: Sequence[str] = PROFILES,
     draws: int = 10,
     seed: int = 0,
-    keyboard: str | None = None,
+    keyboard: Keyboard | None = None,
     misspellings: _Path | None = None,
     queries: Mapping[str, Sequence[_Path]] | None = None,
     metrics: Sequence[str] = OF_QRELS,
@@ -47,12 +48,12 @@ def evaluate_typos(
       profiles: profiles of `jaxretr.TypoGenerator`: the kinds of typos to generate; () for none.
       draws: query variants per question and profile.
       seed: seed of the typos.
-      keyboard: the keyboard layout, for dictionary and single_word; "qwerty" by default.
-      misspellings: a file for the profile dictionary; English by default.
+      keyboard: keyboard layout, for dictionary and single_word; "qwerty" by default.
+      misspellings: for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz; by default English.
       queries: {kind: files} of other questions with typos and the same ids, each file a draw.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       bm25: measure BM25 as well.
-      batch_size: texts per batch; None: chosen for the device.
+      batch_size: texts per batch; by default chosen for the device.
 
     Raises:
       UsageError: an unknown metric, profile or keyboard, a setting that no profile reads, or a name used twice.

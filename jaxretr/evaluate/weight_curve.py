@@ -173,7 +173,7 @@ def trace(
             "the best weight lies at the edge of the grid (%.4g to %.4g)%s",
             min(values),
             max(values),
-            "" if grid == "log" else ": a better one may lie beyond; try --grid log",
+            "" if grid == "log" else ": a better one may lie beyond; try the grid log",
         )
     first, second = (of_questions[weight] for weight in (0.0, math.inf))
     held_out = _held_out(of_questions, *of_halves) if of_halves else None

@@ -86,22 +86,25 @@ def tune(
     """Choose the query-side weight of a combination on dev questions (SPAR, Chen et al. 2022, section 4.2).
 
     Args:
-      models: the base and the other model, as `load_encoder` takes them, or one combined model of two parts.
-      beir: a folder with corpus, queries and qrels, instead of the next three.
-      split: the split of its qrels.
-      corpus: the passages; not needed if both indexes and qrels are given.
+      models: the base and the other model, each a run directory, or any folder or hub name of a model with both towers; or
+        a combined one of two parts.
+      beir: a BEIR folder, with corpus, queries and qrels, instead of those three.
+      split: split of the BEIR folder's qrels.
+      corpus: the passages, as for `jaxretr.encode`. Not needed if both indexes and qrels are given.
       queries: the dev questions.
-      qrels: their judgements.
+      qrels: judgements in BEIR's or TREC's format.
       answers: use the answers in `queries` instead, with DPR's matching.
-      match: the way to match answers, "string" or "regex".
-      metric: the metric to maximise, such as "recall@100" (default), or "acc@100" (default with answers).
-      grid: "log" (adaptive), "paper", or the weights to try.
-      how: "concatenate" or "sum"; by default that of a combined model, otherwise "concatenate".
-      index_a, index_b: indexes of the corpus by the two models, of any kind that gives vectors back: the search for the
-        weights is exact.
-      out: a folder to save the combined model to, with the best weight and the curve.
-      dtype: precision of the encoders' matmuls.
-      batch_size: texts per batch; None: chosen for the device.
+      match: how answers are matched.
+      metric: the metric to maximise, such as recall@100, mrr@10 or acc@20; by default recall@100, or acc@100.
+      grid: log: search for the maximum in steps of 2, then of 2^(1/4); paper: .1, .2, ... 1 and their reciprocals; or the
+        weights to try, separated by commas.
+      how: how vectors are combined; a sum keeps their size; by default concatenate, or a combined model's own.
+      index_a: index of the corpus by the first model, of any kind that gives vectors back; it is not encoded then. The
+        search for the weights is exact.
+      index_b: index of the corpus by the second model.
+      out: write the combined model with the best weight and the curve to this folder.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+      batch_size: texts per batch; by default chosen for the device.
 
     Raises:
       UsageError: arguments that do not go together.
@@ -111,13 +114,13 @@ def tune(
         raise UsageError(f"tune finds one weight, of two models, not {len(models)}; combine more step by step")
     if beir is not None:
         if corpus or queries or qrels:
-            raise UsageError("the --beir folder has corpus, queries and qrels; leave --corpus, --queries, --qrels out")
+            raise UsageError("beir= has corpus, queries and qrels; leave corpus=, queries= and qrels= out")
         if answers:
-            raise UsageError("--beir is measured with its qrels; leave --answers out")
+            raise UsageError("beir= is measured with its qrels; leave answers= out")
     elif queries is None or answers == (qrels is not None):
-        raise UsageError("give --queries FILE with either --qrels FILE or --answers, or give --beir DIR")
+        raise UsageError("give queries= with either qrels= or answers=, or give beir=")
     elif corpus is None and (answers or index_a is None or index_b is None):
-        raise UsageError("give --corpus FILE; only with --index-a, --index-b and --qrels it is not needed")
+        raise UsageError("give corpus=; only with index_a=, index_b= and qrels= it is not needed")
     dev = _read_dev(beir, split, corpus, queries, qrels, metric, match)
     if out is not None:
         check_replaceable(out)
@@ -252,9 +255,9 @@ def _read_dev(
     else:
         name, _, cut = metric.lower().partition("@")
         if name != "acc" or not cut.isdecimal() or not int(cut):
-            raise UsageError(f"--metric {metric}: by --answers the metric is acc@20, acc@100 and so on")
+            raise UsageError(f"metric={metric}: by answers= the metric is acc@20, acc@100 and so on")
         if not any(question.answers for question in questions):
-            raise UserError(f"{queries}: no question has answers; give a file with answers, or --qrels FILE")
+            raise UserError(f"{queries}: no question has answers; give a file with answers, or qrels=")
     passages = None if corpus is None else read_corpus(corpus)
     return Dev(questions, passages, metric.lower() if judged is None else metric, judged, match)
 

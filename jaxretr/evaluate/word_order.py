@@ -109,11 +109,11 @@ def word_order(
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it; None: BM25.
-      beir: a folder with corpus, queries and qrels.
-      splits: splits of the folder's judgements.
+      beir: a BEIR folder, with corpus, queries and qrels.
+      splits: splits of the BEIR folder's qrels.
       seeds: seeds of the shuffles.
-      metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
-      batch_size: texts per batch; None: chosen for the device.
+      metrics: names of metrics, such as ndcg@10. `jaxretr.evaluate.metrics` lists them.
+      batch_size: texts per batch; by default chosen for the device.
 
     Raises:
       UsageError: an unknown metric.

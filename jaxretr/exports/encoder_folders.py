@@ -117,7 +117,7 @@ class Program:
             if name in sides and any(texts != of_parts[0] for texts in of_parts):
                 raise UserError(
                     f"the parts of this model write a {name} in different ways (title and text, or a prompt), so no single "
-                    f"text suits them all; export the parts one by one, or with --side {remedy}"
+                    f"text suits them all; export the parts one by one, or with side={remedy}"
                 )
         towers = _towers(encoder, sides)
         size = sum(_bytes(one.params) for one in towers)

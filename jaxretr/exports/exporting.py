@@ -129,29 +129,32 @@ def export(
     Args:
       model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
         arguments have been checked.
-      to: a model ("huggingface", "sentence-transformers", "jaxretr"), its encoder as a program ("onnx", "stablehlo"),
-        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance").
-      out: a new or empty folder; for "scann" also an older index, which is replaced; for "pgvector" the address of a
-        database, "postgresql://USER@HOST/DATABASE", whose table of an older export is replaced.
-      layout: for "huggingface": "bert" or "dpr"; by default whichever can represent the model.
-      license: for the model card, in the hub's spelling.
-      side: for programs: the towers to export; "question" by default.
-      index: for indexes: the store that `jaxretr.encode` wrote with this model.
-      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents, for "live" and databases texts and
-        metadata.
-      restricts, crowding: for "vertex": fields of `corpus`.
-      since: for "vertex": an earlier export; only the changes are written.
-      faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
-      queries: for "scann", "faiss", "live" and databases: questions for measuring the recall; passages of the store by
-        default.
-      k: for "scann", "faiss" and databases: the depth of recall@k; 10 by default.
-      seed: for the same targets: the seed of the samples; 0 by default.
-      target_recall: for "scann" and databases: one target or several; 0.95 by default.
-      train_size: for "scann": passages to train on; chosen by default.
-      engine: for "scann" and "live": the engine that proposes the candidates, "scann" or "faiss"; by default ScaNN, for
-        "live" FAISS where ScaNN does not work.
-      table: for "pgvector": the table's name, after the schema and a dot if it has one; "passages" by default.
-      hnsw_m, ef_construction: for databases: parameters of the HNSW graph; by default the target's own.
+      to: a model (huggingface, sentence-transformers, jaxretr), its encoder as a program (onnx, stablehlo), or the
+        embeddings of a corpus as an index (scann, vertex, pyserini, faiss, live, pgvector, lance); sentence-transformers
+        also serves text-embeddings-inference and vLLM.
+      out: a new or empty folder; for pgvector a database, postgresql://USER@HOST/DATABASE (password: ~/.pgpass). A folder
+        of scann, and a table of pgvector, may hold an older export, which is replaced.
+      layout: for huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder; by default dpr for a model with a
+        projection, which BertModel lacks, otherwise bert.
+      license: for the model card, in the hub's spelling; by default unknown.
+      side: towers to export; by default question.
+      index: an embedding store, made with this model by `jaxretr.encode`.
+      corpus: the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents, for live, pgvector
+        and lance what is stored and returned.
+      restricts: vertex: fields of the corpus's rows or of their "metadata" to filter by, texts or numbers.
+      crowding: vertex: the field of the crowding tag.
+      since: vertex: export only the changes since that export, with a list of deleted ids.
+      faiss_kind: faiss: flat, hnsw, ivfpq, int8, binary, or an index_factory string; by default flat.
+      queries: scann, faiss, live, pgvector, lance: questions for measuring the recall; by default passages of the store.
+      k: the same: k of recall@k; by default 10.
+      seed: the same: seed of the samples; by default 0.
+      target_recall: scann, pgvector, lance: recalls to tune settings for, one or several; by default 0.95.
+      train_size: scann: passages to train on; by default a fifth.
+      engine: scann, live: whose codes propose the candidates; by default scann; live: faiss where ScaNN does not work.
+      table: pgvector: the table, after the schema and a dot if it has one; an older export's is replaced; by default
+        passages.
+      hnsw_m: pgvector, lance: edges of a passage in the HNSW graph; by default the target's own.
+      ef_construction: pgvector, lance: candidates while the HNSW graph is built; by default the target's own.
 
     Raises:
       UsageError: an option that the target does not take, or one that it needs is missing.
@@ -160,22 +163,21 @@ def export(
     given = dict(locals())
     if to not in TARGETS:
         hint = did_you_mean(str(to), TARGETS) or f" (there are {', '.join(TARGETS)})"
-        raise UsageError(f"to={to!r}: no such target{hint}")
+        raise UsageError(f"to={to}: no such target{hint}")
     for name, targets in _TARGETS.items():
         if given[name] is not None and to not in targets:
-            option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {to}; leave it out")
+            raise UsageError(f"{name}= is for to={' or '.join(targets)}, not for to={to}; leave it out")
     if to in INDEXES and index is None:
-        raise UsageError(f"--to {to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+        raise UsageError(f"to={to} writes the vectors of a corpus: give index=, an embedding store")
     if engine is not None:
         engine_of(engine).require()
     if to == "live" and corpus is None:
-        raise UsageError("--to live holds the passages as well: give --corpus FILE, from which the store was encoded")
+        raise UsageError("to=live holds the passages as well: give corpus=, the file from which the store was encoded")
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
-        raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
+        raise UsageError("restricts= and crowding= name fields of the rows of corpus=; give both, or neither")
 
     if to in ENGINES and corpus is None:
-        raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
+        raise UsageError(f"to={to} stores the texts as well: give the encoded passages as corpus=")
     if to in INDEXES:
         return _index(given)
     out = Path(out).expanduser()
@@ -299,9 +301,9 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recompute what an export or an embedding store promises from the files in its folder.
 
     Args:
-      folder: a folder that `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live
-        index; or "pgvector:" and the address of a database.
-      library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
+      folder: an export, an index, a live index, or an embedding store, also in a bucket; or pgvector:ADDRESS of a
+        database.
+      library: also compute an exported model's vectors with this library.
 
     Raises:
       UserError: something differs (one line that names all of it), or the folder is none of these.
@@ -313,7 +315,7 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
         return Verification(str(folder), _verify_export(Path(place), library))
     shown = kind.shown(str(folder))
     if library is not None:
-        raise UsageError(f"{shown}: is {kind.what}, which {library} does not read; leave --with out")
+        raise UsageError(f"{shown}: is {kind.what}, which {library} does not read; leave library= out")
     return Verification(shown, _checked(check, place))
 
 
@@ -330,15 +332,15 @@ def update(
     """Delete passages of a certified or a live index by id, add others, and measure the recall again where it is due.
 
     Args:
-      folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
-        service has open.
-      add: for a certified index: embeddings of the passages to add; for a live one: a file of passages to encode. A
-        passage whose id exists replaces the old one.
-      delete: ids, or a file with one id per line.
-      rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.
-      model: for a live index: its encoder, if the name that the index has for it leads nowhere.
-      dtype: for a live index: the dtype of the encoder's matmuls; None: "auto".
-      batch_size: for a live index: passages per batch; None: chosen for the device.
+      folder: a certified or live index, made by jaxretr export --to scann (or `ScannIndex.save`) or --to live. No service
+        has the live one open.
+      add: embedding store of the passages to add; of a live index their file, as for encode; a passage whose id exists
+        replaces the old one.
+      delete: ids of passages to delete; one that is added as well is replaced. A `Path` is a file with one per line.
+      rebalance: retrain tree and codes, and tune again; automatic once many of the passages have changed.
+      model: its encoder, if the name that the index has for it leads nowhere.
+      dtype: precision of the encoder's matmuls; by default auto: bfloat16 where this machine runs it faster.
+      batch_size: passages per batch; by default chosen for the device.
 
     Raises:
       UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
@@ -347,12 +349,12 @@ def update(
     if not is_live(folder):
         if (model, dtype, batch_size) != (None, None, None):
             raise UsageError(
-                f"{folder}: only a live index encodes what is added; leave --model, --compute and --batch-size out"
+                f"{folder}: only a live index encodes what is added; leave model=, dtype= and batch_size= out"
             )
         return update_scann(folder, add=add, delete=delete, rebalance=rebalance)
     if add is not None and (isinstance(add, EmbeddingStore) or is_store(add)):
         raise UsageError(
-            f"{folder}: a live index keeps texts as well; give --add the file of the passages, not their store"
+            f"{folder}: a live index keeps texts as well; give add= the file of the passages, not their store"
         )
     ids = read_ids(delete) if isinstance(delete, Path) else list(delete or ())
     return live.update(
@@ -365,7 +367,7 @@ def _verify_export(folder: Path, library: Library | None) -> str:
     if manifest.is_export(folder):
         kind = manifest.read(folder).kind
         if library is not None:
-            raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave --with out")
+            raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave library= out")
         if kind not in _MODULES:
             hint = did_you_mean(kind, (*_MODULES, *KINDS)) or "; install a newer jaxretr"
             raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")

@@ -49,7 +49,7 @@ def export(
         name = source or "MODEL"
         weights = ", ".join(f"{name}/part-{part} ({weight})" for part, weight in enumerate(encoder.config.weights))
         raise UserError(
-            f"no layout of {to} holds several encoders; use --to jaxretr, or export the parts one by one and give "
+            f"no layout of {to} holds several encoders; use to=jaxretr, or export the parts one by one and give "
             f"their questions these weights: {weights}"
         )
     if isinstance(encoder, DualEncoder) and to != "jaxretr":
@@ -84,7 +84,7 @@ def export(
 def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
     """Refuses, before any work, a layout of another target and a folder that is not free."""
     if layout is not None and to != "huggingface":
-        raise UsageError(f"--layout {layout} belongs to --to huggingface, not to --to {to}; leave it out")
+        raise UsageError(f"layout={layout} is for to=huggingface, not for to={to}; leave it out")
     check_free(out)
 
 
@@ -92,9 +92,9 @@ def check_free(out: str | Path) -> None:
     """Refuse a folder that an export would have to share."""
     folder = Path(out).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give a new folder as --out")
+        raise UserError(f"{folder}: is a file; give a new folder as out=")
     if folder.exists() and (names := sorted(entry.name for entry in folder.iterdir())):
-        raise UserError(f"{folder}: is not empty ({some_names(names)}); give a new folder as --out, or remove it")
+        raise UserError(f"{folder}: is not empty ({some_names(names)}); give a new folder as out=, or remove it")
 
 
 def source_prompts(folder: Path) -> dict[str, str]:

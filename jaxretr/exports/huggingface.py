@@ -33,19 +33,19 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
     layout = asked or ("dpr" if config.projection_size else "bert")
     if layout == "bert" and config.projection_size:
         raise UserError(
-            "BertModel has no projection, but this model ends in one; use --layout dpr, or --to sentence-transformers"
+            "BertModel has no projection, but this model ends in one; use layout=dpr, or to=sentence-transformers"
         )
     if layout == "dpr" and (config.inner_dense or config.projection_activation != "identity"):
         more = f"{len(config.inner_dense) + 1} linear layers" if config.inner_dense else config.projection_activation
         raise UserError(
-            f"DPR's projection is one linear layer alone, but this model has {more}; use --to sentence-transformers"
+            f"DPR's projection is one linear layer alone, but this model has {more}; use to=sentence-transformers"
         )
     if layout == "dpr" and config.pooling != "cls":
         raise UserError(
-            f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"
+            f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use to=sentence-transformers"
         )
     if layout == "dpr" and (kind := names_of(config.backbone).display_name) != "BERT":
-        remedy = "--to sentence-transformers" if config.projection_size else "--layout bert"
+        remedy = "to=sentence-transformers" if config.projection_size else "layout=bert"
         raise UserError(f"DPR's encoders are BERT, but this model is {kind}; use {remedy}")
     return layout
 

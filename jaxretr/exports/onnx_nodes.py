@@ -88,7 +88,7 @@ class Graph:
             inner = self.add("Mul", self.add("Add", x, cube), self.constant(math.sqrt(2 / math.pi)))
             bent = self.add("Tanh", inner)
         else:
-            raise UserError(f"the activation '{kind}' has no ONNX form here; export --to stablehlo")
+            raise UserError(f"the activation '{kind}' has no ONNX form here; export it with to=stablehlo")
         return self.add("Mul", half, self.add("Add", bent, self.constant(1.0)))
 
 

@@ -31,7 +31,7 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
     note = read_note(content, str(folder / NOTE)) if content.get("format") == FORMAT else None
     written_for = "jaxretr" if note is None else LIBRARIES[note.layout]
     if note is None or written_for != library:
-        raise UsageError(f"{folder}: was exported for {written_for}, so {library} cannot read it; leave --with out")
+        raise UsageError(f"{folder}: was exported for {written_for}, so {library} cannot read it; leave library= out")
     question, passage = note.folders(folder)
     questions = [golden.settings.get("query_prompt", "") + text for text in golden.questions]
     if library == "sentence-transformers":

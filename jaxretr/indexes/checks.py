@@ -31,7 +31,7 @@ def check_model(
     name, whose = name or name_of(encoder), f" ({model})" if model else ""
     if dim != (size := encoder.config.embedding_size):
         if isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size:
-            remedy = f"search with --truncate-dim {dim}"
+            remedy = f"load the model with truncate_dim={dim}"
         else:
             remedy = "search with that model" if model else "search with its own model"
         raise UserError(
@@ -42,7 +42,7 @@ def check_model(
         log.info("%s does not state which model made it; make sure that it was %s", where, name)
     elif fingerprint != model_fingerprint(encoder):
         raise UserError(
-            f"{where}: was encoded with another model{whose} than {name}, or with another --passage-prompt; "
+            f"{where}: was encoded with another model{whose} than {name}, or with another passage_prompt=; "
             "search with that model, or encode the corpus again"
         )
 
@@ -57,5 +57,5 @@ def check_store(store: EmbeddingStore, encoder: Encoder | None, name: str | None
     """Refuse a store that holds no passages, or that another model made; see `check_model`."""
     meta = store.meta
     if meta.side != "passage":
-        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus with --side passage")
+        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus")
     check_model(str(store.folder), meta.dim, meta.model, meta.model_fingerprint, encoder, name)

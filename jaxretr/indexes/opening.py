@@ -137,7 +137,7 @@ def named(text: str) -> tuple[str, str]:
     last = re.split(r"[/:]", text.rstrip("/"))[-1].lower()
     made = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:64]
     if not made:
-        raise UserError(f"--index {text}: no name can be derived from it; give NAME={text}")
+        raise UserError(f"{text}: no name can be derived from it; give NAME={text}")
     return check_name(made), text
 
 
@@ -171,7 +171,7 @@ def open_index(
     if kind is None:
         raise _no_index(text)
     if kind.has_texts and corpus is not None:
-        raise UserError(f"{kind.shown(text)}: has the texts itself; leave --corpus out")
+        raise UserError(f"{kind.shown(text)}: has the texts itself; leave corpus= out")
     return kind.open(place, Opening(name, encoder, corpus, engine))
 
 

@@ -52,21 +52,23 @@ def search(
     Args:
       encoder: the model that made the index, what `load_encoder` takes, or a function that loads the model: it is
         called once the questions, the index and the filters have been checked.
-      index: a store of passages, an `ExactIndex`, a `ScannIndex` or the folder of one, a live folder that no service has
-        open, `lance:DIR`, `pgvector:DSN`, or another `Index`.
-      queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
-      k: hits per question; fewer are returned if fewer passages may be found.
-      allow: ids of the only passages to search, or as a `Path` a file with one per line; all by default.
-      deny: ids of passages to exclude, or as a `Path` a file with one per line.
-      where: field -> the value that a passage must have, or several of which it must have one. Values are compared
-        as text, as JSON writes them.
-      corpus: the passages' file, JSON lines, with the fields of `where` that the index itself lacks.
-      batch_size: questions per batch; None: chosen for the device.
+      index: an embedding store (jaxretr encode), an exact index (ExactIndex.save), a certified one (jaxretr export --to
+        scann), a live index that no service has open, pgvector:DSN or lance:DIR. Or another `Index`.
+      queries: the questions; BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines. Also questions, or their texts,
+        whose ids are then "0", "1", ...
+      k: passages per question. Fewer are returned if fewer passages may be found.
+      allow: ids of the only passages to search. A `Path` is a file with one per line.
+      deny: ids of passages to exclude. A `Path` is a file with one per line.
+      where: a field of the index's metadata, or of the rows of `corpus` or their "metadata", and its required value. Of
+        several values of a field a passage must have one. Values are compared as text, as JSON writes them.
+      corpus: the passages' file: JSON lines with the fields for `where`; titles and texts to re-rank or write; by default
+        those that the index holds.
+      batch_size: questions per batch; by default chosen for the device.
       trec_ids: refuse ids that a TREC run cannot represent, before the search.
       rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
         `depth` hits of each question by its raw scores, and reads their texts in `corpus`, or in the index if it holds them;
         see `jaxretr.rerank`.
-      depth: hits that are re-ranked; those behind them are dropped.
+      depth: hits of a question that are re-ranked; those behind them are dropped.
       passages: the corpus for re-ranking, if it was read already.
       with_texts: read the hits' titles and texts from the index, if there is no corpus, for `.save` to write them.
 
@@ -124,4 +126,4 @@ def _check_trec_ids(ids: Sequence[str], index: str) -> None:
         try:
             check_trec_id(name)
         except RowError as error:
-            raise UserError(f"{index}: passage {number}: {error}, with --corpus FILE") from None
+            raise UserError(f"{index}: passage {number}: {error}, with corpus=") from None

@@ -57,21 +57,23 @@ def mine_lexical(
     An interrupted call continues where it was when it is repeated with the same arguments; a finished set is opened.
 
     Args:
-      corpus: one or more files of passages.
+      corpus: passages, as for `jaxretr.encode`. One file, or several.
       out: a new or empty folder, or that of an interrupted call.
-      queries: a file of questions, instead of sentences of the corpus.
-      teachers: the rankers of passages: "bm25", "run:FILE" (a run of `queries`) or "model:MODEL" (by exact search).
-        If there are several, training draws one for each query.
-      positives: ranks 1 to this.
+      queries: these questions instead of sentences of the corpus.
+      teachers: the rankers of passages: bm25, run:FILE (a run of `queries`) or model:MODEL (a dense model, by exact
+        search); of several, training draws one for each query.
+      positives: the last rank of the positives, which are ranks 1 to this.
       negative_ranks: first and last rank of the negatives.
-      sampling: sentences per passage; see `jaxretr.mining.sentence_queries.Sampling`. "position" by default.
-      base: the base of the sampling "position"; 1.2 by default.
+      sampling: sentences per passage; position: max(1, round(sentences / (base (i + 1)))) of the passage at position i of
+        its document, from 0; uniform: the same number of each; all; "position" by default.
+      base: base of the sampling "position"; 1.2 by default.
       per_passage: sentences per passage of the sampling "uniform"; 1 by default.
-      documents: the rule by which passages form a document, for the sampling "position": "title" (default),
-        "field:NAME" or "id:REGEX".
+      documents: which passages are a document, for the sampling "position": title: neighbours with the same title;
+        field:NAME: those with the same value of a field of the corpus's JSON; id:REGEX: those whose ids agree in group
+        1, as in id:(.+)-\\d+; "title" by default.
       limit: draw at most this many queries, evenly.
-      dev: hold out this many queries, drawn evenly, as a set in out/dev.
-      seed: the seed of all draws.
+      dev: hold out this many queries, drawn evenly, as a set in the folder dev of `out`.
+      seed: seed of all draws.
       bm25: BM25's settings.
       skip_bad: skip and count bad rows.
       threads: queries ranked in parallel; the number of processors by default.
@@ -87,7 +89,7 @@ def mine_lexical(
     rankers = parse_teachers(teachers, bm25)
     of_run = next((ranker for ranker in rankers if isinstance(ranker, RunTeacher)), None)
     if of_run is not None and queries is None:
-        raise UsageError(f"--teacher {of_run.name} ranks for the ids of questions: give them with --queries FILE")
+        raise UsageError(f"teachers={of_run.name}: ranks for the ids of questions; give them as queries=")
     folder = Path(out).expanduser()
     _check_folder(folder)
 
@@ -174,16 +176,16 @@ def _sampling(
     documents: str | None,
     seed: int,
 ) -> tuple[Sampling, Documents]:
-    given = {"--sampling": kind, "--base": base, "--per-passage": per_passage, "--documents": documents}
+    given = {"sampling": kind, "base": base, "per_passage": per_passage, "documents": documents}
     given = {name: value for name, value in given.items() if value is not None}
     if queries is not None and given:
         raise UsageError(
-            f"{next(iter(given))} is for sentences, but --queries gives the queries; leave one of them out"
+            f"{next(iter(given))}= is for sentences, but queries= gives the queries; leave one of them out"
         )
     kind = kind or "position"
-    for name, needed in (("--base", "position"), ("--per-passage", "uniform"), ("--documents", "position")):
+    for name, needed in (("base", "position"), ("per_passage", "uniform"), ("documents", "position")):
         if name in given and kind != needed:
-            raise UsageError(f"{name} is for --sampling {needed}, not for {kind}; leave it out")
+            raise UsageError(f"{name}= is for sampling={needed}, not for {kind}; leave it out")
     return Sampling(kind, 1.2 if base is None else base, per_passage or 1, seed), Documents(documents or "title")
 
 
@@ -205,13 +207,13 @@ def _check_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; name a folder for --out")
+        raise UserError(f"{folder}: is a file; give a folder as out=")
     names = sorted(entry.name for entry in folder.iterdir())
     work = folder / _WORK
     # A call that was killed before it noted its settings leaves this folder empty, or with part of a file.
     begun = (work / _COMMAND).is_file() or (names == [_WORK] and not [*work.glob("[!.]*")])
     if names and not begun and not is_lexical_set(folder):
-        raise UserError(f"{folder}: contains something else ({names[0]}); give a new or empty --out folder")
+        raise UserError(f"{folder}: contains something else ({names[0]}); give a new or empty folder as out=")
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> None:
@@ -234,10 +236,9 @@ def _check_same(folder: Path, noted: dict[str, Any], wanted: dict[str, Any]) -> 
         there = noted.get(name)
         # The place of a file does not matter.
         if _without_files(there) != _without_files(value):
-            option = "--teacher" if name == "teachers" else f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{folder}: was begun with another {option} ({_shown(there)}) than {_shown(value)}; use that again, or "
-                "give another --out folder"
+                f"{folder}: was begun with another {name}= ({_shown(there)}) than {_shown(value)}; use that again, or "
+                "give another folder as out="
             )
 
 
@@ -267,7 +268,7 @@ def _dev_queries(rankings: Sequence[Ranking], selection: Selection, count: int, 
     usable = np.flatnonzero(np.logical_and.reduce([usable_queries(ranking, selection) for ranking in rankings]))
     if count >= len(usable):
         raise UserError(
-            f"--dev {count} leaves nothing to train on: {len(usable)} of {len(rankings[0].rows)} queries have positives "
+            f"dev={count} leaves nothing to train on: {len(usable)} of {len(rankings[0].rows)} queries have positives "
             "and negatives; hold out fewer"
         )
     return usable[drawn(len(usable), count, seed, "dev")]

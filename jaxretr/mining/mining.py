@@ -140,22 +140,22 @@ def mine(
 
     Args:
       train: questions with positives: any training file, or a BEIR folder.
-      corpus: the passages, or their file.
-      split: the judgements of a BEIR folder.
-      run: mine from this run instead of BM25: a file in any format that `read_run` reads, or
+      corpus: the passages, as for `jaxretr.encode`.
+      split: split of a BEIR folder's qrels.
+      run: a run to mine from instead of BM25. A file in any format that `read_run` reads, or
         {question id: {passage id: score}}.
-      negatives: the most negatives per question.
+      negatives: negatives per question, at most; fewer if fewer hits pass the filters.
       ranks: first and last rank to draw from, counted from 1.
-      depth: passages to rank, for the report; by default the last rank.
-      margin: negatives score at most the best positive's score - margin.
-      relative_margin: negatives score at most (1 - relative_margin) times the best positive's score.
+      depth: passages to rank, for the report; by default the last of `ranks`.
+      margin: negatives score at most the best positive's score less this.
+      relative_margin: negatives score at most the best positive's score less this share of it.
       answers: the way to recognise passages that contain an answer, which are dropped; None keeps them.
       bm25: BM25's settings.
       scorer: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it scores the
         positives and the passages that pass all other filters, and its raw scores become those of the result.
       max_score_share: negatives have at most this share of the best positive's probability by the scorer: sigmoid(logit)
         for a cross-encoder, exp(mean log-likelihood of a token) for a language model; 0.95 is NV-Retriever's.
-      score_margin: negatives score at most the best positive's raw score by the scorer - score_margin.
+      score_margin: negatives score at most the best positive's raw score by the scorer less this.
       skip_bad: skip and count bad rows, and positives that the corpus lacks.
 
     Raises:
@@ -172,13 +172,15 @@ def mine(
     )
     depth = filters.last_rank if depth is None else depth
     if depth < filters.last_rank:
-        raise UsageError(f"--depth {depth} ends before the ranks {filters.first_rank}:{filters.last_rank}; raise it")
+        raise UsageError(f"depth={depth} ends before the ranks {filters.first_rank}:{filters.last_rank}; raise it")
     if run is not None and bm25 is not None:
-        raise UsageError("--k1, --b and --stemmer have no effect with --run, which gives the ranking; leave them out")
+        raise UsageError(
+            "k1=, b= and stemmer= of BM25 have no effect with run=, which gives the ranking; leave them out"
+        )
 
     if scorer is None and (max_score_share, score_margin) != (None, None):
-        name = "--score-margin" if max_score_share is None else "--max-score-share"
-        raise UsageError(f"{name} is for the scores of a scorer: give --scorer as well, or leave it out")
+        name = "score_margin" if max_score_share is None else "max_score_share"
+        raise UsageError(f"{name}= is for the scores of a scorer: give scorer= as well, or leave it out")
 
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
@@ -263,7 +265,7 @@ def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tu
         if not skip_bad:
             raise UserError(
                 f"{problem}, and mined passages are written as ids of the corpus; "
-                "give the corpus that the file was made from, or leave them out with --skip-bad"
+                "give the corpus that the file was made from, or leave them out with skip_bad=True"
             )
         rows = [[row for row in of_one if row < training.corpus_rows] for of_one in rows]
         left = sum(not of_one for of_one in rows)

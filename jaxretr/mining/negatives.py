@@ -68,13 +68,15 @@ class Filters:
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
-            raise UsageError(f"at least 1 negative is required, not {self.negatives}")
+            raise UsageError(f"negatives={self.negatives}: at least 1 is required")
         if not 1 <= self.first_rank <= self.last_rank:
-            raise UsageError(f"ranks {self.first_rank}:{self.last_rank} are not a window; give FIRST:LAST, from 1")
+            raise UsageError(
+                f"ranks {self.first_rank}:{self.last_rank}: not a window; give the first and the last, from 1"
+            )
         if self.margin is not None and not math.isfinite(self.margin):
-            raise UsageError(f"the margin must be a finite number, not {self.margin}")
+            raise UsageError(f"margin={self.margin}: must be a finite number")
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
-            raise UsageError(f"the relative margin is a share between 0 and 1, not {self.relative_margin}")
+            raise UsageError(f"relative_margin={self.relative_margin}: must be a share between 0 and 1")
 
     def ceiling(self, positive_scores: NDArray[np.float32]) -> float:
         """Return the highest score that a negative may have, given those of the positives, float32 [P], nan: unknown."""

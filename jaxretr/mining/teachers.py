@@ -87,7 +87,7 @@ def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Rank
     teachers: list[Ranker] = []
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise UsageError(f"--teacher {name} is given twice; name each teacher once")
+            raise UsageError(f"teachers={name}: is given twice; name each teacher once")
         kind, _, value = name.partition(":")
         if name == "bm25":
             teachers.append(Bm25Teacher(bm25 or Bm25Settings()))
@@ -97,9 +97,9 @@ def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Rank
             teachers.append(ModelTeacher(name, value))
         else:
             hint = did_you_mean(kind, ("bm25", "run", "model"))
-            raise UsageError(f"--teacher {name}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
+            raise UsageError(f"teachers={name}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
     if bm25 is not None and "bm25" not in names:
-        raise UsageError("settings of BM25 (--k1, --b, ...) have no effect without --teacher bm25; leave them out")
+        raise UsageError("settings of BM25 (k1=, b=, ...) have no effect without teachers=bm25; leave them out")
     return teachers
 
 

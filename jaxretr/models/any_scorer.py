@@ -56,9 +56,9 @@ def load_scorer(
     Args:
       path_or_name: a folder or hub name of a T5 (log p(question | passage)), of a cross-encoder, or of a causal
         language model; or a run directory of one.
-      kind: kind of the model; "auto": see `scorer_kind`. Qwen3-Reranker's own folders are causal language models by
-        their files: give "cross_encoder".
-      max_length: tokens of a pair; by default the model's own limit for a cross-encoder, 512 for the others.
+      kind: t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers yes
+        or no without saying so in its folder, such as Qwen3-Reranker; auto: what the folder says. See `scorer_kind`.
+      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit, 512 for others.
       max_question_length: tokens of a question.
       dtype: type of the matmuls' operands; "auto" is the faster one on this machine.
       place: function that takes each parameter of a T5 as soon as it is read (see `QuestionScorer.from_pretrained`).
@@ -78,7 +78,7 @@ def load_scorer(
             raise UserError(
                 f"{folder}: is {stated}, which gives no score of a question and a passage; supported are encoders with "
                 "a classification head (...ForSequenceClassification), causal language models (...ForCausalLM) and T5 "
-                "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
+                "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small encoder.path` puts a head on an encoder"
             )
         kind = found
     lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}

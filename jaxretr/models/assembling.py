@@ -23,10 +23,10 @@ def assemble(
     Args:
       rem: adapters: a run that trained them, a model that contains them, or a folder of adapters, also in PEFT's or
         adapter-transformers' layout.
-      dam: a masked language modelling run, or a folder or hub name of a BERT.
-      out: a new or empty folder, or an older model, to save it to.
-      pooling: pooling for adapters in other layouts, which do not state it; "mean" by default, as in DDR.
-      normalise: whether embeddings have unit length, for the same adapters.
+      dam: the domain's encoder: a masked language modelling run, or a folder or hub name of a BERT.
+      out: a new or empty folder, or an older model, to save the model to.
+      pooling: pooling for adapters in other layouts, which do not state it; by default mean, as in DDR.
+      normalise: normalise embeddings to unit length, for the same adapters, as DDR does for Chinese.
 
     Raises:
       UserError: one of the two cannot be read, or they do not fit together.
@@ -40,7 +40,7 @@ def assemble(
         settings = dataclasses.replace(domain.config, pooling=pooling or "mean", normalise=normalise)
         adapter = dataclasses.replace(adapter, encoder=dataclasses.replace(settings, adapter=adapter.shape))
     elif pooling is not None or normalise:
-        raise UsageError(f"{rem}: states its pooling and normalisation; leave --pooling and --normalise out")
+        raise UsageError(f"{rem}: states its pooling and normalisation; leave pooling= and normalise= out")
     model = adapter.put_into(domain)
     if out is not None:
         model.save(out)

@@ -21,12 +21,13 @@ def combine(
     """Combine dual encoders into one whose scores are s_1 + w_2 s_2 + ... (Chen et al. 2022, section 4.2).
 
     Args:
-      models: the base and at least one other model, as for `load_encoder`; or one combined model, which gets other
-        weights: its corpus need not be encoded again.
-      weights: query-side weights of all models but the first, whose weight is 1.
-      out: a new or empty folder, or an older combined model, to save it to.
-      how: "concatenate" or "sum" of the vectors; by default that of a combined model, otherwise "concatenate".
-      truncate_dims: dimensions to keep of each model; None keeps all.
+      models: the base and further models, each a run directory, or any folder or hub name of a model with both towers; or
+        one combined model. Given other weights, its corpus need not be encoded again.
+      weights: query-side weight of each model but the first, whose weight is 1.
+      out: a new or empty folder, or an older combined model, to save the model to.
+      how: how vectors are combined; a sum keeps their size; by default concatenate, or a combined model's own.
+      truncate_dims: keep the first dimensions of each model, for models trained with Matryoshka losses; 'all' (None) keeps
+        all.
 
     Raises:
       UsageError: the numbers of models, weights and dimensions do not fit.
@@ -38,7 +39,7 @@ def combine(
     further = len(encoder.parts) - 1
     if len(weights) != further:
         raise UsageError(
-            f"{len(weights)} weights for {further} models besides the first; give --weight once for each of them"
+            f"{len(weights)} weights for {further} models besides the first; give one for each of them as weights="
         )
     encoder = encoder.with_weights([1.0, *weights])
     if out is not None:
@@ -65,13 +66,13 @@ def load_models(
         if not isinstance(encoder, CombinedEncoder):
             raise UsageError(f"{models[0]}: is a single model; name the one to combine it with as well")
         if sizes is not None:
-            raise UsageError("--truncate-dim cuts models that are being combined; name them, not the combined one")
+            raise UsageError("truncate_dims= cuts models that are being combined; name them, not the combined one")
         if how in (None, encoder.config.how):
             return encoder
         return CombinedEncoder(encoder.parts, encoder.config.weights, how, names=encoder.names)  # pyright: ignore[reportArgumentType]
     if sizes is not None and len(sizes) != len(models):
         raise UsageError(
-            f"--truncate-dim gives {len(sizes)} sizes for {len(models)} models; give one for each, or 'all'"
+            f"truncate_dims= gives {len(sizes)} sizes for {len(models)} models; give one for each, or 'all'"
         )
     parts = []
     for model, size in zip(models, sizes or [None] * len(models), strict=True):

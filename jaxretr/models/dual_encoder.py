@@ -120,23 +120,24 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
           path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder; a
             Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp
             file of the original DPR; or the hub's name of such a folder.
-          passage_path: folder of the second tower, if it is separate (DPR's context encoder).
+          passage_path: the passage encoder, if it is a folder of its own (DPR's).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
-          dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
+          dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
           shared: one tower for both sides or two; by default as the folder states, and one for a plain BERT. With False
             a single set of weights is copied into both towers.
           pooling: pooling for a folder that states none (default there: "cls", for decoders "lasttoken"; "mean" for the
             rest of a sentence-transformers folder without modules.json). Guesses are logged, once per folder.
-          normalise: whether to divide the vectors by their length; by default as the folder states, otherwise not.
-          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers and where the tokenizer
-            has no [CLS] and [SEP], otherwise "pair".
-          query_prompt: text put before every question, or the name of a prompt that the folder states
-            (sentence-transformers); by default as the folder states, "" for none.
-          passage_prompt: the same for passages.
+          normalise: vectors of length 1; by default as the folder states, otherwise not.
+          passage_template: [CLS] title [SEP] text ("pair"), or title and text joined by a space; by default "joined" for
+            sentence-transformers and where the tokenizer has no [CLS] and [SEP], otherwise "pair".
+          query_prompt: text put before every question, or the name of a prompt that the folder states; by default as the
+            folder states, '' for none.
+          passage_prompt: text put before every passage, or the name of a prompt that the folder states; by default as the
+            folder states, '' for none.
           max_question_length: tokens; by default as the folder states, otherwise 256.
           max_passage_length: the same.
-          truncate_dim: number of the first dimensions of the embeddings to keep; by default as the folder states,
-            otherwise all.
+          truncate_dim: keep this many first dimensions of the embeddings, for models trained with Matryoshka losses; by
+            default as the folder states, otherwise all.
 
         Raises:
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more

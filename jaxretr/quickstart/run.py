@@ -61,16 +61,17 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     """Run the quickstart and print its tables.
 
     Args:
-      workdir: receives the runs lexical/, art/ and shuffled_teacher/, index/, learning_curve.png, report.html and
-        results.json. An interrupted quickstart resumes.
-      seed: seed of the order of the questions and of the control's shuffling.
-      steps: training steps of both ART runs; None: the config's number.
+      workdir: output folder. It receives the runs lexical/, art/ and shuffled_teacher/, index/, learning_curve.png,
+        report.html and results.json. An interrupted quickstart resumes.
+      seed: seed of the question order and of the control.
+      steps: training steps of each ART run; by default the config's.
 
     Returns:
       The metrics of each row of the table, on the test questions.
     """
+    workdir = workdir.expanduser()
     if steps is not None and steps < 1:
-        raise UsageError(f"--steps {steps}: at least one step")
+        raise UsageError(f"steps={steps}: at least one step")
     test = read_beir(QUICKSTART, "test")
     log.info("%d passages, %d test questions", len(test.corpus), len(test.questions))
     settings = config(str(workdir))

@@ -128,6 +128,11 @@ def check_scopes(names: Iterable[str], where: str) -> list[str]:
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Create a key and add its digest to the file, which only its owner may read.
 
+    Args:
+      path: the file; made if there is none.
+      name: what logs call the key.
+      scopes: read, write and admin, one or several.
+
     Returns:
       The key, which is stored nowhere.
 
@@ -135,8 +140,8 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
       UserError: the name is invalid or taken, there is no such scope, or the file cannot be read or written.
     """
     if not _NAME.fullmatch(name):
-        raise UserError(f"--add {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'")
-    found = check_scopes(scopes, "--scopes")
+        raise UserError(f"name={name}: give 1 to 64 letters, digits, '.', '_' and '-'")
+    found = check_scopes(scopes, "scopes=")
     key = f"jr_{secrets.token_urlsafe(32)}"
     line = f"{name} {','.join(found)} {hashlib.sha256(key.encode()).hexdigest()}\n".encode()
     try:

@@ -24,12 +24,14 @@ class Parts:
 
     Attributes:
       encoder: a function that loads the model.
-      indexes: the indexes, in the form that `--index` takes.
-      corpora: the corpora, in the form that `--corpus` takes: NAME=FILE, or a file alone where there is one index.
-      data: the folder of indexes that requests create.
+      indexes: a live index (made if there is none), an embedding store, an exact or certified index, pgvector:DSN or
+        lance:DIR, as NAME=PLACE or a place alone.
+      corpora: titles and texts of a store's, exact or certified index's passages. NAME=FILE, or a file alone where there
+        is one index.
+      data: where indexes are made that requests ask for.
       reranker: a function that loads the re-ranker; None: there is none.
       settings: the limits.
-      engine: the engine of the live indexes' snapshots; None: see `LiveSettings`.
+      engine: whose codes propose candidates in large live indexes; by default scann; faiss where ScaNN does not work.
     """
 
     encoder: Callable[[], Encoder]
@@ -50,17 +52,17 @@ class Parts:
         for text in self.indexes:
             name, place = named(text)
             if name in found:
-                raise UsageError(f"--index {text}: there are two indexes {name!r}; give NAME={place}")
+                raise UsageError(f"indexes={text}: there are two indexes {name!r}; give NAME={place}")
             found[name] = place, None
         for text in self.corpora:
             name, equals, file = text.partition("=")
             if not equals or name not in found:
                 if len(found) != 1 or (equals and not Path(text).exists()):
                     there = ", ".join(found) or "none"
-                    raise UsageError(f"--corpus {text}: give NAME=FILE with the name of an --index ({there})")
+                    raise UsageError(f"corpora={text}: give NAME=FILE with the name of an index ({there})")
                 name, file = next(iter(found)), text
             if found[name][1] is not None:
-                raise UsageError(f"--corpus {text}: the index {name!r} has one already; give one each")
+                raise UsageError(f"corpora={text}: the index {name!r} has one already; give one each")
             found[name] = found[name][0], file
         return found
 
@@ -73,7 +75,7 @@ class Parts:
                 indexes[name] = open_index(place, encoder, corpus, name=name, engine=self.engine)
             for folder in _made_before(self.data):
                 if folder.name in indexes:
-                    raise UserError(f"{folder}: there is an --index {folder.name} as well; give that another name")
+                    raise UserError(f"{folder}: there is an index {folder.name} as well; give that another name")
                 indexes[folder.name] = open_index(str(folder), encoder, name=folder.name, engine=self.engine)
             reranker = None if self.reranker is None else self.reranker()
             return Service(
@@ -97,7 +99,7 @@ def _made_before(data: Path | None) -> list[Path]:
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--data {data}: {error.strerror}; give a folder that can be written") from None
+        raise UserError(f"data={data}: {error.strerror}; give a folder that can be written") from None
     found = [folder for folder in sorted(data.iterdir()) if (folder / DATABASE).exists()]
     for folder in found:
         check_name(folder.name)

@@ -27,7 +27,7 @@ class Rates:
             try:
                 self._rate = parse(rate)
             except ValueError:
-                raise UsageError(f"--rate {rate!r}: give a number and a time, such as 100/minute") from None
+                raise UsageError(f"rate={rate}: give a number and a time, such as 100/minute") from None
             self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     def check(self, who: str) -> None:

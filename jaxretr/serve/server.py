@@ -43,10 +43,10 @@ def check_alone(workers: int | None) -> None:
     """Refuse several workers.
 
     Raises:
-      UsageError: --workers, or the environment's WEB_CONCURRENCY, asks for more than one.
+      UsageError: `workers`, or the environment's WEB_CONCURRENCY, asks for more than one.
     """
     asked = os.environ.get("WEB_CONCURRENCY", "1")
-    what = f"--workers {workers}" if workers is not None and workers != 1 else None
+    what = f"workers={workers}" if workers is not None and workers != 1 else None
     what = what or (f"WEB_CONCURRENCY={asked}" if asked not in ("", "1") else None)
     if what is not None:
         raise UsageError(
@@ -67,7 +67,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UserError(f"{host}:{port}: {error.strerror or error}; give another --host or --port") from None
+        raise UserError(f"{host}:{port}: {error.strerror or error}; give another host= or port=") from None
     return listener
 
 

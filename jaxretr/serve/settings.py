@@ -8,15 +8,16 @@ class Settings:
     """The limits that the options of `jaxretr serve` set.
 
     Attributes:
-      max_body: bytes of a request's body.
+      max_body: bytes of a request's body; 8 MiB by default.
       body_seconds: seconds within which a request's body must arrive.
       max_queue: requests accepted at a time: embeddings, searches and writes together, and as many for re-ranking.
-      max_queue_tokens: tokens that may wait in a queue.
-      max_batch_tokens: tokens of a batch; None: chosen for the device.
-      rate: requests per key, or per address without keys, such as "100/minute"; None: any number.
-      allow_origins: origins whose pages may call the service (CORS); none by default, "*" for all.
-      log_texts: whether logs quote queries.
-      grace: seconds to finish accepted requests after a signal to stop.
+      max_queue_tokens: tokens that may wait for the model; 262144 by default.
+      max_batch_tokens: tokens of a batch; by default chosen for the device.
+      rate: requests of a key, or without keys of an address, such as 100/minute; by default any number.
+      allow_origins: origins whose pages may call the service, such as https://example.org (CORS); by default none, * for
+        all.
+      log_texts: quote queries in the log.
+      grace: seconds to finish what was accepted, after a signal to stop.
     """
 
     max_body: int = 8 * 2**20

@@ -114,7 +114,7 @@ class Checkpoints:
             raise UserError(
                 f"{self._checkpointer.directory}/{step}: the checkpoint does not fit this config: {differences[0]}"
                 f"{f' and {len(differences) - 1} more' if len(differences) > 1 else ''}; "
-                "use the config it was made with, or another --workdir"
+                "use the config it was made with, or another workdir="
             )
         try:
             return self._load(step, saved, like)
@@ -194,7 +194,7 @@ class Checkpoints:
         remedy = "see that the bucket can be written" if self._remote else "free disk space"
         return UserError(
             f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason(error)}); "
-            f"{remedy} and run again, or pass another --workdir"
+            f"{remedy} and run again, or pass another workdir="
         )
 
     def __enter__(self) -> "Checkpoints":

@@ -222,12 +222,12 @@ def _train(
     """Return the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
-    agree("the beginning", {**program_facts(), **sections, "--workdir": str(folder)})
+    agree("the beginning", {**program_facts(), **sections, "workdir": str(folder)})
     mesh = make_mesh(model=config.mesh.model)
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
             f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
-            f"set --train.batch-size to a multiple of {mesh.shape[DATA]}"
+            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
         )
     writes, workdir = jax.process_index() == 0, folder.local
     claim(workdir, config, writes)
@@ -394,7 +394,7 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
         others = [name for name, gain in gains.items() if gain > 0] or list(gains)
         if others:
             other = next((name for name in ("ndcg@10", "mrr@10") if name in others), others[0])
-            remedy = f"; an equal {metric} is no gain: choose by another metric, such as --train.best_metric {other}"
+            remedy = f"; an equal {metric} is no gain: choose by another metric, such as train.best_metric={other}"
     log.warning("%s; %s is the model as it was before training%s", note, workdir / "model", remedy)
     if writes:
         write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
@@ -414,7 +414,7 @@ def last_values(workdir: Path) -> dict[str, float]:
 def read_best(workdir: Path) -> dict[str, Any] | None:
     """The best evaluation of an earlier part of the run."""
     path = workdir / "best.json"
-    return read_object(path, "restore the file or use another --workdir") if path.exists() else None
+    return read_object(path, "restore the file or use another workdir=") if path.exists() else None
 
 
 def claim(workdir: Path, config: Config, writes: bool) -> None:
@@ -430,14 +430,14 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
                 changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(
                     f"{path}: this folder was started with other settings ({', '.join(changed)}); "
-                    "use the same ones to resume, or another --workdir"
+                    "use the same ones to resume, or another workdir="
                 )
         elif writes:
             workdir.mkdir(parents=True, exist_ok=True)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another --workdir") from error
+        raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another workdir=") from error
     except OSError as error:
-        raise UserError(f"{workdir}: {error.strerror}; pass another --workdir") from error
+        raise UserError(f"{workdir}: {error.strerror}; pass another workdir=") from error
 
 
 def write_config(workdir: Path, config: Config) -> None:

@@ -80,7 +80,7 @@ def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes
     before = "" if bad.usual is None else f" (usually {bad.usual:.4g})"
     return UserError(
         f"{workdir}: the loss of step {bad.step} is {bad.loss:.4g}{before}; its batch is kept in {folder}: look at it with "
-        f"'jaxretr debug replay {workdir}', and train with a lower --optimizer.learning-rate in another --workdir"
+        f"'jaxretr debug replay {workdir}', and train with a lower optimizer.learning_rate in another workdir"
     )
 
 

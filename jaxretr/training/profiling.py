@@ -70,9 +70,7 @@ class StepTrace:
           UsageError: the run has fewer steps.
         """
         if steps is not None and steps[1] > total:
-            raise UsageError(
-                f"--profile-steps {steps[0]}:{steps[1]}: the run has steps 1 to {total}; choose among these"
-            )
+            raise UsageError(f"profile_steps={steps[0]}:{steps[1]}: the run has steps 1 to {total}; choose among these")
         if steps is not None and steps[0] <= start:
             log.info("of the steps %d to %d, %d and those before are done; they are not traced", *steps, start)
             steps = (start + 1, steps[1]) if start < steps[1] else None

@@ -76,7 +76,7 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
     """
     with RunFolder(as_path(workdir), writes=False, reads=(FOLDER,)) as folder:
         path = folder.local / "config.json"
-        values = read_object(path, "give the --workdir of a training run")
+        values = read_object(path, "give the folder of a training run as workdir=")
         config = from_json(values, str(folder.local))
         last = step or _last_failed(folder.local)
         with together():
@@ -101,7 +101,7 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
 def _last_failed(workdir: Path) -> int:
     steps = [int(path.stem.split("-")[1]) for path in (workdir / FOLDER).glob("step-*.json")]
     if not steps:
-        raise UserError(f"{workdir / FOLDER}: no step has failed in this run; name one with --step N")
+        raise UserError(f"{workdir / FOLDER}: no step has failed in this run; name one with step=")
     return max(steps)
 
 

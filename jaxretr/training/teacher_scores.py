@@ -51,10 +51,11 @@ def mine_scores(
     and is the positive in formats that have one.
 
     Args:
-      run: the run's folder, which is only read.
+      run: the folder of an ART run. It is only read.
       out: the file to write.
-      format: a format of training sets that has scores: "distillation" has ids alone, others the texts as well.
-      step: step of the checkpoint; None: the newest.
+      format: distillation (ids and scores), or with the texts dpr, dpr-scale, tevatron, tevatron2, sentence-transformers
+        or flag.
+      step: step of the checkpoint to read; by default the newest.
 
     Raises:
       UsageError: a format without scores.
@@ -76,7 +77,7 @@ def mine_scores(
                 raise UserError(f"{run}: has no checkpoint of step {chosen}; those of it are: {known}")
             table = checkpoints.field("table", chosen)
         if table is None:
-            raise UserError(f"{run}: keeps no scores of its teacher; train with --table.capacity above 0")
+            raise UserError(f"{run}: keeps no scores of its teacher; train with table.capacity above 0")
         stores = Path(config.data.token_cache) if config.data.token_cache else folder.local / "tokens"
         texts = read_art_texts(config.data, stores)
         now = {"corpus": texts.corpus.fingerprint(), "questions": texts_fingerprint(texts.questions)}

@@ -57,8 +57,8 @@ def test_help_has_examples_that_parse(action, capsys):
     [
         ("overlp a b", "overlp: no such action of analyse; did you mean 'overlap'?"),
         ("overlap a", "the following arguments are required: RUN2"),
-        ("overlap a b --p 1", "argument --p: '1' is not a number above 0 and below 1"),
-        ("overlap a b --p many", "argument --p: 'many' is not a number above 0 and below 1"),
+        ("overlap a b --p 1", "--p 1.0: must be above 0 and below 1"),
+        ("overlap a b --p many", "argument --p: invalid float value: 'many'"),
         ("overlap a b --dpeth 3", "--dpeth: no such option of analyse overlap; did you mean '--depth'?"),
         ("shuffle m", "the following arguments are required: --beir"),
         ("shuffle --beir d", "give either MODEL or --bm25"),

@@ -211,7 +211,10 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("train dpr_small --train.steps 3 --workdir w more", "more: not expected here"),
         ("train dpr_small --workdi w", "--workdi: no such option of train; did you mean '--workdir'?"),
         ("search m --index i --queries q --out o -k 3 -k5", "-k: given twice, and search takes one"),
-        ("fuse a b --out o --weight 1 -w 2", "2 weights for 1 runs besides the first; give --weight once"),
+        (
+            "fuse a b --out o --weight 1 -w 2",
+            "2 weights for 1 runs besides the first; give one for each of them as --weight",
+        ),
         ("--workdir w train dpr_small", "--workdir: no such option"),
     ],
 )

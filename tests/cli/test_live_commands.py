@@ -66,7 +66,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(
 ) -> None:
     model = tiny_models / "encoder"
     assert run("export", model, "--to", "live", "--index", made / "store", "--out", tmp_path / "live") == 2
-    assert "give --corpus FILE" in error_line(capsys.readouterr().err)
+    assert "give --corpus, the file" in error_line(capsys.readouterr().err)
     lines = (made / "corpus.jsonl").read_text().splitlines(keepends=True)
     for name, content, message in (
         ("shorter.jsonl", lines[:-1], f"ends after {len(lines) - 1} passages"),

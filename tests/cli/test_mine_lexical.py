@@ -136,7 +136,7 @@ def test_a_set_whose_words_were_split_otherwise_is_not_taken_for_the_same(
     del meta["settings"]["teachers"]["bm25"]["format"]  # as it was when there was but one way
     (tmp_path / "a/meta.json").write_text(json.dumps(meta))
     line = _refused(capsys, 1, "--corpus", CORPUS, "--out", tmp_path / "a", *SMALL)
-    assert "was begun with another --teacher" in line and "give another --out folder" in line
+    assert "was begun with another --teacher" in line and "give another folder as --out" in line
 
 
 def test_shards_and_threads_change_nothing(tmp_path: Path):
@@ -271,7 +271,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
             _killed(patch, target, name, after)
             assert _run(*words, "--out", out) == 130
         line = _refused(capsys, 1, *words, "--out", out, "--limit", 5)
-        assert "was begun with another --limit (none) than 5; use that again, or give another --out folder" in line
+        assert "was begun with another --limit (none) than 5; use that again, or give another folder as --out" in line
     with pytest.MonkeyPatch.context() as patch:
         # What was finished is not done again.
         for target, name in ((lexical, "write_queries"), (teachers, "read_run")):
@@ -308,7 +308,7 @@ def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path,
 @pytest.mark.parametrize(
     ("code", "words", "message"),
     [
-        (2, ("--teacher", "run:x.trec"), "give them with --queries FILE"),
+        (2, ("--teacher", "run:x.trec"), "give them as --queries"),
         (2, ("--teacher", "bm26"), "no such teacher; did you mean 'bm25'?; give bm25, run:FILE or model:MODEL"),
         (2, ("--teacher", "model:"), "no such teacher"),
         (2, ("--teacher", "bm25", "--teacher", "bm25"), "is given twice"),
@@ -324,7 +324,7 @@ def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path,
             ("--teacher", "model:x", "--k1", "1"),
             "settings of BM25 (--k1, --b, ...) have no effect without --teacher bm25",
         ),
-        (2, ("--b", "1.5"), "b must be between 0 and 1"),
+        (2, ("--b", "1.5"), "--b 1.5: must be between 0 and 1"),
         (2, ("--limt", "5"), "did you mean '--limit'?"),
         (1, ("--queries", "nowhere.tsv"), "nowhere.tsv: no such file"),
         (1, ("--documents", r"id:(squad):.*"), "does not match the id 'nq:p0'"),

@@ -119,7 +119,7 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
         (["update", made / "store"], "cannot be read"),
         ([*export, made / "store", "--index", made / "store"], "holds something else than a ScaNN index"),
         ([*export, made / "out", "--index", made / "asked"], "contains embeddings of questions"),
-        ([*export, made / "out", "--index", made / "store", "--train-size", 10**9], "train_size=1000000000 must be"),
+        ([*export, made / "out", "--index", made / "store", "--train-size", 10**9], "--train-size 1000000000 must be"),
     ]:
         capsys.readouterr()
         assert run(*words) == 1, words

@@ -158,7 +158,7 @@ def test_wrong_use_is_one_line(
 
 def test_what_is_in_the_way_is_left(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(queries, "--out", queries) == 1
-    assert "is a file; name a folder" in the_error(capsys)
+    assert "is a file; give a folder" in the_error(capsys)
     (tmp_path / "typos.json").write_text('{"dictionary": 3}')
     assert run(queries, "--out", tmp_path) == 1
     assert "is not what jaxretr typos wrote" in the_error(capsys)

@@ -110,5 +110,5 @@ def named_split(split: str | None, *formats: str) -> str:
       UsageError: a split is named, and none of `formats` is a BEIR folder.
     """
     if split is not None and "beir" not in formats:
-        raise UsageError(f"--split {split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
+        raise UsageError(f"split={split}: is for BEIR folders, not for {' and '.join(formats)}; leave it out")
     return split or "train"

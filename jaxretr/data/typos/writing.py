@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxretr.config import Keyboard, TypoProfile
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.data.typos import Typo, generators
@@ -16,7 +17,7 @@ from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_write, sha256
 
 SUMMARY = "typos.json"
-_ANOTHER_PLACE = "choose another --out, or remove them"
+_ANOTHER_PLACE = "choose another folder as out=, or remove them"
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,23 @@ def write_typos(
     queries: str | Path,
     *,
     out: str | Path,
-    profile: str = "dictionary",
+    profile: TypoProfile = "dictionary",
     draws: int = 10,
     seed: int = 0,
-    keyboard: str | None = None,
+    keyboard: Keyboard | None = None,
     misspellings: str | Path | None = None,
 ) -> WrittenTypos:
     """Write query variants with typos; each draw is a file that every command reads.
 
     Args:
-      queries: a file of questions.
+      queries: BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines; also .gz.
       out: folder for PROFILE-00.jsonl, PROFILE-01.jsonl, ... and typos.json; an interrupted call can be repeated.
-      profile: a profile of `jaxretr.TypoGenerator`.
-      draws: variants of each question.
-      seed: the seed of the typos.
-      keyboard: layout, for dictionary and single_word; "qwerty" by default.
-      misspellings: a file for the profile dictionary; English by default.
+      profile: dictionary: a fifth of the words, by a list of misspellings, neighbouring keys and swaps; single_word: one
+        character of one word, the query lower-cased; spacing: words joined or split, letters swapped.
+      draws: variants of each query.
+      seed: seed of the typos.
+      keyboard: keyboard layout, for dictionary and single_word; "qwerty" by default.
+      misspellings: for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz; by default English.
 
     Raises:
       UsageError: a setting that the profile does not read.
@@ -109,7 +111,7 @@ def _summary_to_extend(out: Path, profile: str, settings: dict[str, Any]) -> dic
     """
     path = out / SUMMARY
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; name a folder for --out")
+        raise UserError(f"{out}: is a file; give a folder as out=")
     summary: dict[str, Any] = {}
     if path.exists():
         try:

@@ -33,11 +33,12 @@ def search_bm25(
     """Find the k best passages of each question with BM25, the lexical baseline.
 
     Args:
-      corpus: the passages, or their file or BEIR folder.
-      queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
-      k: hits per question; a question has fewer if fewer passages share a word with it.
-      k1: the larger it is, the more repetitions of a word count; at least 0.
-      b: the degree to which long passages are penalised, in [0, 1].
+      corpus: the passages, as for `jaxretr.encode`. A file or BEIR folder, or a corpus that was read.
+      queries: the questions; BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines. Also questions, or their texts,
+        whose ids are then "0", "1", ...
+      k: passages per question. A question has fewer if fewer passages share a word with it.
+      k1: saturation of repeated words: the larger it is, the more repetitions count; at least 0.
+      b: length normalisation: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
 
     Returns:

@@ -66,11 +66,11 @@ class Bm25Settings:
     """BM25's parameters; the defaults are Anserini's and Pyserini's for Lucene.
 
     Attributes:
-      k1: the larger it is, the more repetitions of a word count; finite and at least 0.
-      b: the degree to which long passages are penalised, in [0, 1].
+      k1: saturation of repeated words: the larger it is, the more repetitions count; finite and at least 0.
+      b: length normalisation: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
       method: the variant of the formula, as bm25s names them.
-      quantise_lengths: whether the lengths of passages are rounded as Lucene does, which keeps one byte of each.
+      quantise_lengths: round passage lengths to one byte, like Lucene.
 
     Raises:
       UsageError: a parameter out of its range or unknown.
@@ -84,9 +84,9 @@ class Bm25Settings:
 
     def __post_init__(self):
         if not 0 <= self.k1 < float("inf"):
-            raise UsageError(f"BM25's k1 must be at least 0 and finite, not {self.k1}")
+            raise UsageError(f"k1={self.k1}: must be at least 0 and finite")
         if not 0 <= self.b <= 1:
-            raise UsageError(f"BM25's b must be between 0 and 1, not {self.b}")
+            raise UsageError(f"b={self.b}: must be between 0 and 1")
         if self.method not in _METHODS:
             raise UsageError(f"unknown BM25 method '{self.method}'{did_you_mean(self.method, _METHODS)}")
         if self.stemmer is not None and self.stemmer not in _STEMMERS:

@@ -72,16 +72,16 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
       UserError: it is not such an export, or its digests were changed.
     """
     if not manifest.is_export(folder):
-        raise UserError(f"{folder}: has no {manifest.MANIFEST}; give the folder of an earlier export as --since")
+        raise UserError(f"{folder}: has no {manifest.MANIFEST}; give the folder of an earlier export as since=")
     stated = manifest.read(folder)
     if stated.kind != kind:
-        raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to {kind} as --since")
+        raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to {kind} as since=")
     if stated.facts.get("dim") != dim:
         raise UserError(
             f"{folder}: holds vectors of {stated.facts.get('dim')} dimensions, the store {dim}, and an index cannot hold "
-            "both; leave --since out and build a new index"
+            "both; leave since= out and build a new index"
         )
     if problems := changes(folder, {name: stated.files.get(name, "") for name in (DIGESTS, IDS)}):
-        raise UserError(f"{folder}: {', '.join(problems)}; leave --since out and export everything")
+        raise UserError(f"{folder}: {', '.join(problems)}; leave since= out and export everything")
     ids, digests = read(folder)
     return dict(zip(ids, digests.tolist(), strict=True))

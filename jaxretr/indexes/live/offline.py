@@ -37,8 +37,8 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
     Args:
       folder: the live index's folder.
       to: the new model: a folder or name that `load_encoder` takes.
-      dtype: the dtype of the matmuls.
-      batch_size: passages per batch; None: chosen for the device.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+      batch_size: passages per batch; by default chosen for the device.
 
     Returns:
       A line that says what was done.
@@ -59,7 +59,7 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
             encoded = move.run()
         return (
             f"{folder}: {len(index)} passages, {encoded} of them encoded now, are searched with {model.name}; the vectors of "
-            f"{before} stay for --rollback until --forget"
+            f"{before} stay for a rollback until they are forgotten"
         )
     finally:
         index.close()
@@ -67,6 +67,11 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
 
 def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
     """Switch a folder back to its previous model; encode the documents that were written since.
+
+    Args:
+      folder: the live index's folder.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+      batch_size: passages per batch; by default chosen for the device.
 
     Raises:
       UserError: there is none; or it is needed, and its name now stands for another model.
@@ -88,7 +93,7 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
                 moving.rollback(index, model.encode)
         return (
             f"{folder}: {len(index)} passages, {lacking} of them encoded now, are searched with {space.model} again; the "
-            f"vectors of {before} stay until --forget"
+            f"vectors of {before} stay until they are forgotten"
         )
     finally:
         index.close()

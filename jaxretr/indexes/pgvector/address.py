@@ -51,7 +51,7 @@ class Address:
         text = text.removeprefix(PREFIX)
         text, named = _split_table(text)
         if named and table and named != table:
-            raise UserError(f"the address names the table '{named}', but --table is '{table}'; give one of them")
+            raise UserError(f"the address names the table '{named}', but table={table}; give one of them")
         name = named or table or DEFAULT_TABLE
         parts = tuple(name.split("."))
         if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):

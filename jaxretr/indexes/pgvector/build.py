@@ -235,7 +235,7 @@ def _check_ours(connection: Connection, address: Address) -> None:
         (facts,),
     ).fetchone() == (2,)
     if not ours:
-        raise UserError(f"{address.shown}: there is a table of this name that no export made; give another --table")
+        raise UserError(f"{address.shown}: there is a table of this name that no export made; give another table=")
 
 
 def _versions(connection: Connection) -> tuple[str, str]:

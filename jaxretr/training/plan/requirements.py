@@ -173,7 +173,7 @@ def plan(
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
             f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
-            f"set --train.batch-size to a multiple of {mesh.shape[DATA]}"
+            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
         )
     run = outline(config, mesh, size)
     chosen = [program for program in run.programs if not programs or program.name in programs]
@@ -271,29 +271,29 @@ def remedy(config: Config, planned: Plan) -> str:
     if worst.name in ("step", "evaluation"):
         if isinstance(config, ArtConfig):
             ways += [
-                f"--art.chunk {max(1, config.art.chunk // 2)}",
-                f"--scorer.chunk {max(1, config.scorer.chunk // 2)}",
+                f"art.chunk={max(1, config.art.chunk // 2)}",
+                f"scorer.chunk={max(1, config.scorer.chunk // 2)}",
             ]
         elif isinstance(config, ContrastiveConfig):
-            ways.append(f"--contrastive.chunk {max(1, config.contrastive.chunk // 2)}")
+            ways.append(f"contrastive.chunk={max(1, config.contrastive.chunk // 2)}")
         elif isinstance(config, RerankerConfig):
-            ways.append(f"--ranking.chunk {max(1, config.ranking.chunk // 2)}")
+            ways.append(f"ranking.chunk={max(1, config.ranking.chunk // 2)}")
         elif isinstance(config, MlmConfig):
             rows = config.train.batch_size // planned.data
-            ways.append(f"--chunk {max(1, min(config.chunk or rows, rows) // 2)}")
+            ways.append(f"chunk={max(1, min(config.chunk or rows, rows) // 2)}")
         else:
-            ways.append("a smaller --train.batch-size")
+            ways.append("a smaller train.batch_size")
     elif isinstance(config, ArtConfig | ContrastiveConfig):
-        ways.append(f"--index.encode-rows {max(1, config.index.encode_rows // 2)}")
+        ways.append(f"index.encode_rows={max(1, config.index.encode_rows // 2)}")
     own = sum(held.get(name, 0) for name in ("parameters", "optimizer state", "frozen parameters"))
     scorer = held.get("scorer", 0)
     replicated = own + scorer
     more = ["more chips"]
     if replicated > max(other, sum(held.values()) - replicated):
-        more.insert(0, f"--mesh.model {2 * planned.model}")
+        more.insert(0, f"mesh.model={2 * planned.model}")
         can_split = isinstance(config, ArtConfig | ContrastiveConfig) and planned.data > 1
         if can_split and not config.mesh.shard_parameters and own > scorer:
-            more.insert(0, "--mesh.shard-parameters")
+            more.insert(0, "mesh.shard_parameters")
     order = ways + more if other > sum(held.values()) / 2 else more + ways
     gib = worst.peak / GIB
     have = (planned.capacity or 0) / GIB

@@ -112,9 +112,7 @@ def topology(name: str) -> Devices:
     parts = _NAME.fullmatch(name)
     if parts is None or parts[1] not in CHIPS or (parts[1] in _GPUS and not parts[2].isdigit()):
         hint = did_you_mean(name, EXAMPLES)
-        raise UserError(
-            f"--topology {name}: not a kind and a shape of TPUs, or a number of GPUs{hint}; give one {known}"
-        )
+        raise UserError(f"topology={name}: not a kind and a shape of TPUs, or a number of GPUs{hint}; give one {known}")
     if parts[1] in _GPUS:
         return _gpus(name, parts[1], int(parts[2]))
     import_extra("libtpu", "tpu")
@@ -125,7 +123,7 @@ def topology(name: str) -> Devices:
             devices: Any = topologies.get_topology_desc(name, "tpu").devices
     except Exception as error:  # libtpu says by a status what it does not know.
         what = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-        raise UserError(f"--topology {name}: no such slice of TPUs ({what}); give one {known}") from error
+        raise UserError(f"topology={name}: no such slice of TPUs ({what}); give one {known}") from error
     return Devices(list(devices), parts[1], math.prod(int(size) for size in parts[2].split("x")), name)
 
 
@@ -141,7 +139,7 @@ def _gpus(name: str, kind: str, count: int) -> Devices:
             ).devices
     except NotImplementedError as error:
         raise UserError(
-            f"--topology {name}: JAX's plugin for CUDA is not installed; run: pip install 'jaxretr[cuda]'"
+            f"topology={name}: JAX's plugin for CUDA is not installed; run: pip install 'jaxretr[cuda]'"
         ) from error
     return Devices(list(devices), kind, count, name)
 

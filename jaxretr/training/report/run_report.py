@@ -67,12 +67,12 @@ def report(
     intervals and paired tests, searches side by side with the matching words marked, and the machines of the runs.
 
     Args:
-      runs: folders of runs; tests and searches compare the first with the others, with BM25, and with the encoder that
-        it began with.
-      out: the page; an older one is replaced.
-      beir: BEIR folder to measure on; by default the questions that the first run was evaluated on while it trained.
-      split: the split of the folder's judgements.
-      examples: questions whose searches are shown.
+      runs: folders of training runs; tests and searches compare the first with the others, with BM25, and with the
+        encoder that it began with.
+      out: the page, an .html; an older one is replaced.
+      beir: BEIR folder to measure on; by default the first run's own dev questions.
+      split: split of the BEIR folder's qrels.
+      examples: searches to show.
       search: whether to search; False: the page shows only what the runs logged.
 
     Raises:

@@ -56,7 +56,7 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
     if qrels is None:
         raise UsageError(
             f"{data.questions}: data.held_out needs judgements of the questions; name a split of them with "
-            "--data.questions-split, give a dev set with --data.dev-questions and --data.dev-qrels, or leave it out"
+            "data.questions_split, give a dev set with data.dev_questions and data.dev_qrels, or leave it out"
         )
     kept = held_out([question.text for question in questions], data.held_out, data.questions)
     out = [question for question, is_kept in zip(questions, kept, strict=True) if is_kept]
@@ -76,6 +76,6 @@ def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]]
     if not questions:
         raise UserError(
             f"{data.questions}: data.questions_split and data.exclude_splits leave no question to train on; name a "
-            "split with --data.questions-split"
+            "split with data.questions_split"
         )
     return questions, qrels

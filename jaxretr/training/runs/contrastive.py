@@ -95,7 +95,7 @@ class ContrastiveRun:
         self.whole, self.codes = self.programs.whole, self.programs.codes
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
         if data.dev_questions is not None and not self.corpus_rows:
-            raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
+            raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
         judged, searched = evaluated_on(data, self.examples)
         self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
@@ -316,7 +316,7 @@ def contrastive_program(
             "ones have codes of their own; leave one of them out"
         )
     if program.searches and not corpus_rows:
-        raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
+        raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set data.corpus=FILE")
     return program
 
 
@@ -337,8 +337,8 @@ def check(config: ContrastiveConfig) -> None:
     if not contrastive.temperature > 0 or not config.distillation.teacher_temperature > 0:
         raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
     if config.distillation.loss == "none" and config.distillation.contrastive_weight == 0:
-        raise UsageError("distillation.contrastive_weight=0 leaves no loss; set --distillation.loss, or another weight")
+        raise UsageError("distillation.contrastive_weight=0 leaves no loss; set distillation.loss, or another weight")
     if config.typos.multi_positive and not contrastive.symmetric:
         raise UsageError(
-            "typos.multi_positive is about the passages' side of the loss; set --contrastive.symmetric as well"
+            "typos.multi_positive is about the passages' side of the loss; set contrastive.symmetric as well"
         )

@@ -67,7 +67,7 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
         return CorpusSize(0, 0, "none on the devices")
     if passages is not None:
         words = WELL_KNOWN.get(_name(paths[0]), (0, None))[1] if paths else None
-        return CorpusSize(passages, passages if paths else 0, "as given with --passages", words)
+        return CorpusSize(passages, passages if paths else 0, "as given", words)
     if not paths:
         assert isinstance(config, ContrastiveConfig)
         if not source_of(config.data.train).exists():
@@ -129,4 +129,4 @@ def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
 
 
 def _unknown(path: str) -> UserError:
-    return UserError(f"{path}: no such file, so that its passages cannot be counted; say how many with --passages N")
+    return UserError(f"{path}: no such file, so that its passages cannot be counted; say how many with passages=")

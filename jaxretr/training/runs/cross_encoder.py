@@ -241,8 +241,8 @@ def check_settings(config: RerankerConfig) -> None:
     if not config.ranking.positive_weight > 0:
         raise UsageError(f"ranking.positive_weight={config.ranking.positive_weight}: must be above 0")
     if config.ranking.positive_weight != 1 and config.ranking.loss != "binary":
-        raise UsageError("ranking.positive_weight is of the binary loss; leave it out, or set --ranking.loss binary")
+        raise UsageError("ranking.positive_weight is of the binary loss; leave it out, or set ranking.loss=binary")
     if not 0 <= config.encoder.dropout < 1:
         raise UsageError(f"encoder.dropout={config.encoder.dropout}: must be from 0 to below 1")
     if config.data.dev_run is not None and not config.data.has_dev_questions:
-        raise UsageError("data.dev_run ranks the dev questions' passages; set --data.dev-questions as well")
+        raise UsageError("data.dev_run ranks the dev questions' passages; set data.dev_questions as well")

@@ -73,7 +73,7 @@ class ExampleDraws:
         self._negatives = _first_not_empty(examples.negatives, examples.other_negatives)
         if self.static and not len(self._negatives.values):
             raise UsageError(
-                f"{config.data.train}: contains no negatives; set --negatives.static 0, or mine some (jaxretr mine)"
+                f"{config.data.train}: contains no negatives; set negatives.static=0, or mine some (jaxretr mine)"
             )
         self._scores = None
         if config.distillation.loss != "none":
@@ -125,7 +125,7 @@ class ExampleDraws:
         scores = self.examples.positive_scores, self.examples.negative_scores
         if scores[0] is None or scores[1] is None:
             raise UserError(
-                f"{config.data.train}: its passages have no scores to learn from; add them, or set --distillation.loss none"
+                f"{config.data.train}: its passages have no scores to learn from; add them, or set distillation.loss=none"
             )
         of_others = Ragged(
             self.examples.other_negatives.offsets, np.full(len(self.examples.other_negatives.values), np.nan)
@@ -318,11 +318,11 @@ def open_lexical_set(path: str | Path, corpus: Corpus | None) -> LexicalSet:
       UserError: another corpus, or a damaged set.
     """
     if corpus is None:
-        raise UsageError(f"{path}: contains rows of a corpus; name that corpus with --data.corpus FILE")
+        raise UsageError(f"{path}: contains rows of a corpus; name that corpus with data.corpus=FILE")
     examples = LexicalSet.open(path)
     if examples.corpus_fingerprint != corpus.fingerprint():
         raise UserError(
-            f"{path}: was made of another corpus than --data.corpus (and --data.more-corpora); give the files that "
+            f"{path}: was made of another corpus than data.corpus (and data.more_corpora); give the files that "
             "`jaxretr mine lexical` was given, in the same order"
         )
     return examples

@@ -24,10 +24,10 @@ def places(config: ArtConfig) -> int:
         if getattr(art, name) < 0:
             raise UsageError(f"art.{name}={getattr(art, name)}: must be at least 0")
     if art.top_k + art.positives + art.hard_negatives + art.uniform < 2:
-        raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or --art.uniform")
+        raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
     if bool(art.positives + art.hard_negatives) != (config.data.judged is not None):
         raise UsageError(
-            "art.positives and art.hard_negatives are drawn from data.judged; set --data.judged FILE with one of them, or "
+            "art.positives and art.hard_negatives are drawn from data.judged; set data.judged=FILE with one of them, or "
             "none of the three"
         )
     return art.positives + art.hard_negatives
@@ -64,7 +64,7 @@ class GivenPassages:
             if not len(lists.values):
                 raise UserError(
                     f"{path}: has no such passages in the corpus for any question of {config.data.questions}; name their "
-                    "training file with --data.judged"
+                    "training file with data.judged"
                 )
         self.content = [[lists.offsets, lists.values] for _, lists in self._lists]
         self._seed = config.train.seed

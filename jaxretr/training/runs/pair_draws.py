@@ -104,8 +104,8 @@ def check(negatives: PairNegatives) -> None:
             raise UsageError(f"negatives.{name}={value}: must be at least 0")
     if not negatives.count:
         raise UsageError(
-            "negatives: a cross-encoder needs some for each question; set --negatives.bm25, --negatives.random, "
-            "--negatives.static or --negatives.mined"
+            "negatives: a cross-encoder needs some for each question; set negatives.bm25, negatives.random, "
+            "negatives.static or negatives.mined"
         )
     if not 1 <= negatives.first_rank <= negatives.last_rank:
         raise UsageError(

@@ -91,7 +91,7 @@ class PassageLmRun(LanguageModelRun):
 def check(config: PassageLmConfig) -> None:
     """Refuse settings that contradict each other."""
     if config.ranked_questions and config.data.pairs is None:
-        raise UsageError("ranked_questions takes questions from data.pairs; set --data.pairs FOLDER as well")
+        raise UsageError("ranked_questions takes questions from data.pairs; set data.pairs=FOLDER as well")
     if config.ranked_questions and not 2 <= config.ranked_passages <= config.ranked_depth:
         raise UsageError(
             f"ranked_passages={config.ranked_passages}: from 2 to ranked_depth ({config.ranked_depth}) can be drawn"
@@ -185,7 +185,7 @@ class Examples:
         if not len(self.rankable):
             raise UserError(
                 f"{self.config.data.pairs}: BM25 finds fewer than {self.config.ranked_passages - 1} other passages for "
-                "each question; set --ranked-passages lower"
+                "each question; give a lower ranked_passages="
             )
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:

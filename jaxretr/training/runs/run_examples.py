@@ -59,7 +59,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
         if data.held_out:
             raise UsageError(
                 f"{data.train}: a lexical set has a dev set of its own (jaxretr mine lexical --dev N); name it with "
-                "--data.dev, and leave data.held_out out"
+                "data.dev, and leave data.held_out out"
             )
         lexical = open_lexical_set(data.train, corpus)
         assert corpus is not None
@@ -108,7 +108,7 @@ def _dev(data: ContrastiveData, corpus: Corpus | None, passages: Corpus) -> tupl
 def _corpora(data: ContrastiveData) -> Corpus | None:
     if data.corpus is None:
         if data.more_corpora:
-            raise UsageError("data.more_corpora extends data.corpus; set --data.corpus FILE as well")
+            raise UsageError("data.more_corpora extends data.corpus; set data.corpus=FILE as well")
         return None
     # A lexical set's rows count the passages that were read then, without the bad rows if they were skipped.
     skip_bad = data.skip_bad and is_lexical_set(data.train)

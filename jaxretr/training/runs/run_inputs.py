@@ -79,7 +79,7 @@ def read_inputs(workdir: Path) -> dict[str, str]:
       UserError: the record is damaged.
     """
     path = workdir / INPUTS
-    return read_object(path, "restore the file or use another --workdir") if path.exists() else {}
+    return read_object(path, "restore the file or use another workdir=") if path.exists() else {}
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
@@ -96,7 +96,7 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
         files = ", ".join(f"{setting}={value}" for setting, value in values.items() if value)
         raise UserError(
             f"{path}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
-            "the run began with, or use another --workdir"
+            "the run began with, or use another workdir="
         )
 
 

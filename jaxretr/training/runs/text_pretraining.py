@@ -47,7 +47,7 @@ class TextData:
         if len(self.corpus) <= data.held_out:
             raise UserError(
                 f"{', '.join(data.corpora)}: {len(self.corpus)} passages, of which {data.held_out} are held out; "
-                "set --data.held-out lower"
+                "set data.held_out lower"
             )
         if tokenizer is None:
             vocabulary = folder / "tokenizer"

@@ -223,14 +223,14 @@ def dev_questions(data: DevData) -> Judged | None:
     questions = read_questions(data.dev_questions)
     if data.dev_qrels is None:
         if not any(question.answers for question in questions):
-            raise UserError(f"{data.dev_questions}: has no answers; name the judgements with --data.dev-qrels FILE")
+            raise UserError(f"{data.dev_questions}: has no answers; name the judgements with data.dev_qrels=FILE")
         return Judged(questions, None)
     qrels = read_qrels(data.dev_qrels)
     judged = [question for question in questions if question.id in qrels]
     if not judged:
         raise UserError(
-            f"{data.dev_qrels}: judges none of the questions in {data.dev_questions}; set --data.dev-questions and "
-            "--data.dev-qrels to files that belong together"
+            f"{data.dev_qrels}: judges none of the questions in {data.dev_questions}; set data.dev_questions and "
+            "data.dev_qrels to files that belong together"
         )
     return Judged(judged, qrels, data.dev_qrels)
 
@@ -242,7 +242,7 @@ def check_corpus(judged: Judged, corpus: Corpus) -> None:
     if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
         raise UserError(
             f"{judged.source}: none of the {len(passages)} passages that it judges is in the corpus; set "
-            "--data.dev-questions and --data.dev-qrels to those of the corpus, or all data at once with --data PATH"
+            "data.dev_questions and data.dev_qrels to those of the corpus, or all data at once with data=PATH"
         )
 
 
@@ -271,7 +271,7 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
     if config.shard_parameters and width % devices:
         raise UsageError(
             f"mesh.shard_parameters: {devices} devices do not divide the encoder's width of {width}; use a divisor of it, "
-            "with --mesh.model for the others"
+            "with mesh.model for the others"
         )
     return config.shard_parameters and devices > 1
 

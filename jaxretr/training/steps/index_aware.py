@@ -38,7 +38,7 @@ def check(settings: IndexAware) -> None:
     """Raise UsageError for settings that do not define a quantiser, or that nothing would read."""
     if settings.kind == "none":
         if settings != IndexAware():
-            raise UsageError("index_aware: has settings but no kind; set --index-aware.kind int8 or product")
+            raise UsageError("index_aware: has settings but no kind; set index_aware.kind=int8 or product")
         return
     if not 0 < settings.weight <= 1:
         raise UsageError(f"index_aware.weight={settings.weight}: must be above 0 and at most 1")
