@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import errno
+import functools
 import importlib
 import os
 import sys
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxretr.cli import process
 
         process.apply(args)
-        process.set_up()
+        process.set_up(functools.partial(_spoken, args))
         importlib.import_module(f"jaxretr.cli.{args.module}").run(args)
         sys.stdout.flush()  # Flushed here, where a closed pipe is handled.
         return 0
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UserError as error:
-        message = str(error) if args is None else _spoken(str(error), args)
+        message = str(error) if args is None else _spoken(args, str(error))
         return _report(f"error: {message}", error.exit_code, debug)
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(f"error: {what}; run again with --debug for the traceback", 1, debug)
 
 
-def _spoken(message: str, args: argparse.Namespace) -> str:
+def _spoken(args: argparse.Namespace, message: str) -> str:
     """The message with what the user types for each parameter, and each setting of a config, that it names."""
     name = f"{args.command} {args.action}" if "action" in args else args.command
     words, settings = build_parser(args.command)[1][name].words, []

@@ -7,15 +7,20 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.compilation_cache import keep_programs
 from jaxretr.runtime.parallel.tpu_environment import quiet_without_tpu
 
 
-def set_up() -> None:
-    """Set up logging, warnings, the compilation cache and libtpu; calling it again changes nothing."""
-    _set_up_logging()
+def set_up(spoken: Callable[[str], str] = str) -> None:
+    """Set up logging, warnings, the compilation cache and libtpu.
+
+    Args:
+      spoken: function of a warning that returns it in the words of the command line.
+    """
+    _set_up_logging(spoken)
     keep_programs()
     quiet_without_tpu()
 
@@ -23,18 +28,25 @@ def set_up() -> None:
 class _Lines(logging.Handler):
     """A log handler that writes plain lines to the current stderr."""
 
+    spoken: Callable[[str], str] = str
+
     def emit(self, record: logging.LogRecord) -> None:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        line = " ".join(record.getMessage().split())
+        if record.levelno >= logging.WARNING:
+            line = f"{record.levelname.lower()}: {self.spoken(line)}"
         with contextlib.suppress(OSError):  # A stderr that nobody reads any more is no reason to end a run.
-            print(f"jaxretr: {level}{' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
+            print(f"jaxretr: {line}", file=sys.stderr, flush=True)
 
 
-def _set_up_logging() -> None:
+def _set_up_logging(spoken: Callable[[str], str]) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _Lines) for handler in root.handlers):
         root.addHandler(_Lines())
         # JAX looks for a TPU everywhere; its absence is no news. (An unused GPU is, and is shown.)
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "tpu" not in record.getMessage().lower())
+    for handler in root.handlers:
+        if isinstance(handler, _Lines):
+            handler.spoken = spoken
     root.setLevel(logging.WARNING)
     logging.getLogger("jaxretr").setLevel(logging.INFO)
     # These log every step of every checkpoint, and each error of theirs several times before raising it.

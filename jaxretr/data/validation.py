@@ -62,7 +62,7 @@ class Validation:
         hidden = self.count - len(self.problems)
         more = f" ({hidden} more than shown; see them with max_problems=)" if hidden else ""
         return (
-            f"{self.path}: {self.count} problems in {self.rows} rows{more}; correct them, or use skip_bad=True with the "
+            f"{self.path}: {self.count} problems in {self.rows} rows{more}; correct them, or use --skip-bad with the "
             "commands that have it"
         )
 
@@ -143,7 +143,7 @@ def _check_training_set(
         if corpus is None:
             corpus = read_corpus(path, skip_bad=True)
     if kind.needs_queries and queries is None:
-        unchecked.append("ids of questions were not looked up; give queries= to check them")
+        unchecked.append("ids of questions were not looked up; give the questions to check them")
     problems.path = examples_file(path, split)
     known = not kind.needs_queries or queries is not None
     # A BEIR folder's texts have been checked in its queries file.
@@ -156,7 +156,7 @@ def _check_training_set(
         else:
             checker.check(row)
     if checker.ids_alone:
-        unchecked.append("ids of passages were not looked up; give corpus= to check them")
+        unchecked.append("ids of passages were not looked up; give the corpus to check them")
     if not rows:
         raise UserError(f"{problems.path}: no rows; give a file with at least one")
     return rows

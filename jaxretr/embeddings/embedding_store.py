@@ -483,8 +483,7 @@ def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta, option: str) 
         )
     for name in ("dtype", "compute", "shard_rows"):
         if getattr(found, name) != getattr(wanted, name):
-            setting = "--" + name.replace("_", "-")
             raise UserError(
-                f"{folder}: was begun with {setting} {getattr(found, name)}, not {getattr(wanted, name)}; "
+                f"{folder}: was begun with {name}={getattr(found, name)}, not {getattr(wanted, name)}; "
                 f"use that again, or {another}"
             )

@@ -289,8 +289,8 @@ def test_golden_files_have_no_problem(name, capsys):
 def test_what_was_not_looked_up_is_said(capsys):
     assert run("validate", GOLDEN / "triples_ids.tsv") == 0
     printed = capsys.readouterr().out
-    assert "ids of passages were not looked up; give --corpus FILE to check them" in printed
-    assert "ids of questions were not looked up; give --queries FILE to check them" in printed
+    assert "ids of passages were not looked up; give the corpus to check them" in printed
+    assert "ids of questions were not looked up; give the questions to check them" in printed
     assert run("validate", GOLDEN / "dpr.json") == 0
     assert "not looked up" not in capsys.readouterr().out
 
@@ -426,7 +426,7 @@ def test_files_that_end_at_their_first_problem(content, message, tmp_path, capsy
     [
         (["validate", CORPUS, "--corpus", CORPUS], "--corpus and --queries are for training sets"),
         (["validate", GOLDEN / "dpr.json", "--queries", QUERIES], "contains its questions (dpr); leave"),
-        (["validate", GOLDEN / "dpr.json", "--split", "test"], "--split test is for BEIR folders, not for dpr; leave"),
+        (["validate", GOLDEN / "dpr.json", "--split", "test"], "--split test: is for BEIR folders, not for dpr; leave"),
         (["inspect", GOLDEN / "dpr.json", "--queries", QUERIES], "--queries is for triples-ids and distillation"),
         (
             ["convert", GOLDEN / "flag.jsonl", "out", "--to", "dpr", "--split", "x"],

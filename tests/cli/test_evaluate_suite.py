@@ -145,7 +145,7 @@ def test_a_killed_suite_goes_on(models, suite, tmp_path, capsys, monkeypatch):
         changed = [change.get(place, word) for place, word in enumerate(words)]
         assert run(*changed, "--out", out) == 1
         error = capsys.readouterr().err.splitlines()[-1]
-        assert str(result) in error and message in error and "give another --out folder" in error
+        assert str(result) in error and message in error and "give another folder as --out" in error
     with (suite / "flat/qrels/test.tsv").open("a") as file:
         file.write("another\tnq:p0\t1\n")
     assert run(*words, "--out", out) == 1

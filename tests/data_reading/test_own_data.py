@@ -85,14 +85,14 @@ def test_negatives_that_only_the_config_s_own_data_had_are_not_asked_for(beir: A
     config = contrastive_config(tmp_path, negatives={"static": 1, "mined": 2}, data={"mined": "others.jsonl"})
     found: Any = with_data(config, folder, {})
     assert (found.negatives.static, found.negatives.mined, found.data.mined) == (0, 0, None)
-    assert "--data.mined FILE --negatives.mined 2" in caplog.text and "negatives.static is 0 now" in caplog.text
+    assert "data.mined=FILE negatives.mined=2" in caplog.text and "negatives.static is 0 now" in caplog.text
 
 
 def test_a_file_of_ids_asks_for_its_corpus(beir: Any, tmp_path: Path):
     path = tmp_path / "ids.jsonl"
     row = {"query_id": "1", "query_text": "q", "positive_document_ids": ["passage1"], "negative_document_ids": []}
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UsageError, match=r"only the ids of its passages \(tevatron2\).*--data.corpus FILE"):
+    with pytest.raises(UsageError, match=r"only the ids of its passages \(tevatron2\).*data.corpus=FILE"):
         with_data(contrastive_config(tmp_path), path, {})
     with pytest.raises(UsageError, match=r"looks like Tevatron .* version 2 .*or a training file with passages"):
         with_data(art_config(tmp_path), path, {})
@@ -138,7 +138,7 @@ def test_a_folder_without_a_train_split_is_refused_with_a_remedy_that_works(beir
     folder = beir(test=range(20), extra=range(20, 30))
     config = contrastive_config(tmp_path)
     with pytest.raises(
-        UserError, match=r"no split 'train' \(only extra, test\).*add qrels/train.tsv.*--data.split extra"
+        UserError, match=r"no split 'train' \(only extra, test\).*add qrels/train.tsv.*data.split=extra"
     ):
         with_data(config, folder, {})
     stated: Any = with_data(config, folder, {"split": "test"})
@@ -171,7 +171,7 @@ def test_copies_of_a_question_are_never_on_both_sides(tevatron: Path, tmp_path: 
 
 def test_too_few_questions_to_hold_some_out(beir: Any, tmp_path: Path):
     config: Any = with_data(contrastive_config(tmp_path), beir(train=range(9)), {})
-    with pytest.raises(UserError, match=r"9 questions are too few .*--data.held-out 0"):
+    with pytest.raises(UserError, match=r"9 questions are too few .*data.held_out=0"):
         read_run_examples(config)
 
 
@@ -188,14 +188,14 @@ def test_a_dev_split_that_is_not_there_names_its_setting(beir: Any, tmp_path: Pa
     folder = str(beir(train=range(20), test=range(20, 30)))
     config: Any = contrastive_config(tmp_path, data={"train": folder, "dev": folder})
     with pytest.raises(
-        UserError, match=r"data.dev_split: .*no split 'dev', it has test, train; name one with --data.dev-split"
+        UserError, match=r"data.dev_split: .*no split 'dev', it has test, train; name one with data.dev_split"
     ):
         read_run_examples(config)
 
 
 def test_a_lexical_config_takes_a_lexical_set_and_says_how_to_make_one(beir: Any, tmp_path: Path):
     config: Any = contrastive_config(tmp_path, data={"train": "runs/lexical", "dev": "runs/lexical/dev"})
-    with pytest.raises(UsageError, match=r"jaxretr mine lexical --corpus .* and give it with --data LEXICAL"):
+    with pytest.raises(UsageError, match=r"jaxretr mine lexical --corpus .* and give it as data=LEXICAL"):
         with_data(config, beir(train=range(20)), {})
 
 
@@ -244,7 +244,7 @@ def test_art_without_a_train_split_learns_from_questions_of_no_split(beir: Any, 
 
 def test_art_whose_questions_are_all_test_questions_is_refused(tmp_path: Path, beir: Any):
     data = with_data(art_config(tmp_path), beir(test=range(30)), {}).data  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UserError, match=r"leave no question to train on; name a split with --data.questions-split"):
+    with pytest.raises(UserError, match=r"leave no question to train on; name a split with data.questions_split"):
         read_art_texts(data, tmp_path)
 
 
@@ -266,9 +266,7 @@ def test_an_art_run_refuses_judgements_of_another_corpus(
     folder = beir(dev=range(20))
     changes = {"dev_questions": str(folder), "dev_qrels": f"{folder}/qrels/dev.tsv"}
     config = art_config(tiny_models, data=changes)
-    with pytest.raises(
-        UserError, match=r"dev.tsv: none of the 20 passages that it judges is in the corpus; set --data"
-    ):
+    with pytest.raises(UserError, match=r"dev.tsv: none of the 20 passages that it judges is in the corpus; set data"):
         ArtRun(config, mesh8, tmp_path)
 
 
@@ -299,7 +297,7 @@ def test_masked_language_modelling_reads_a_folder_a_corpus_or_the_passages_of_a_
 
 @pytest.mark.parametrize("make", [contrastive_config, art_config])
 def test_a_corpus_alone_is_refused_where_questions_are_needed(make: Any, beir: Any, tmp_path: Path):
-    with pytest.raises(UsageError, match="looks like corpus; give --data a BEIR folder"):
+    with pytest.raises(UsageError, match="looks like corpus; give data=a BEIR folder"):
         with_data(make(tmp_path), beir() / "corpus.jsonl", {})
 
 

@@ -106,7 +106,7 @@ def test_a_store_that_was_begun_keeps_the_size_of_its_shards(encoder: DualEncode
     (tmp_path / "embeddings-00001-of-00003.json").unlink()
     assert jaxretr.encode(encoder, corpus=some, out=tmp_path).meta.shard_rows == 140
     assert contents(tmp_path) == whole
-    with pytest.raises(UserError, match="--shard-rows 140, not 256"):
+    with pytest.raises(UserError, match="shard_rows=140, not 256"):
         jaxretr.encode(encoder, corpus=some, out=tmp_path, shard_rows=256)
     with pytest.raises(UserError, match=r"other texts .*another out folder"):
         jaxretr.encode(encoder, corpus=corpus, out=tmp_path)

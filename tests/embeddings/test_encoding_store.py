@@ -131,7 +131,7 @@ def test_float16_is_rounded_once_and_refuses_what_it_cannot_hold(tmp_path: Path)
     np.testing.assert_array_equal(np.concatenate(list(store.blocks())), EMBEDDINGS.astype(np.float16))
     large = EMBEDDINGS[4:8].copy()
     large[2, 1] = 70_000
-    with pytest.raises(UserError, match=r"row 6: .*float16; .*--dtype float32"):
+    with pytest.raises(UserError, match=r"row 6: .*float16; .*dtype=float32"):
         store.write(1, large, 0)
 
 
@@ -287,11 +287,11 @@ def test_damaged_ids_are_named_and_removed_ones_written_again(tmp_path: Path):
             {"model_fingerprint": "x", "model": "other"},
             r"embeddings of another model \(the/model\) than other; give an",
         ),
-        ({"texts_fingerprint": "x"}, r"embeddings of other texts \(passages\); give another --out"),
+        ({"texts_fingerprint": "x"}, r"embeddings of other texts \(passages\); give another folder as out="),
         ({"side": "question"}, "embeddings of other texts"),
-        ({"dtype": "float16"}, "was begun with --dtype float32, not float16; use that again, or"),
-        ({"compute": "bfloat16"}, "was begun with --compute float32, not bfloat16"),
-        ({"shard_rows": 5}, "was begun with --shard-rows 4, not 5"),
+        ({"dtype": "float16"}, "was begun with dtype=float32, not float16; use that again, or"),
+        ({"compute": "bfloat16"}, "was begun with compute=float32, not bfloat16"),
+        ({"shard_rows": 5}, "was begun with shard_rows=4, not 5"),
     ],
 )
 def test_a_store_is_not_mixed(tmp_path: Path, change: dict, message: str):
@@ -312,7 +312,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     with pytest.raises(UserError, match=r"something else \(thesis\.tex\)"):
         EmbeddingStore.begin(tmp_path, META, IDS)
     assert files(tmp_path) == ["thesis.tex"]
-    with pytest.raises(UserError, match=r"cannot be written .*--out"):
+    with pytest.raises(UserError, match=r"cannot be written .*out="):
         EmbeddingStore.begin(tmp_path / "thesis.tex", META, IDS)
 
 

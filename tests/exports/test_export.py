@@ -286,7 +286,10 @@ def test_truncate_dim_of_the_commands(tokenizer: Any, tmp_path: Path, capsys: py
     words = ["search", model, "--index", store, "--queries", queries, "--out", str(tmp_path / "run")]
     assert cli.main(words) == 1
     error = capsys.readouterr().err
-    assert f"contains embeddings of 8 dimensions ({model}), but {model} gives 16; search with --truncate-dim 8" in error
+    assert (
+        f"contains embeddings of 8 dimensions ({model}), but {model} gives 16; load the model with --truncate-dim 8"
+        in error
+    )
     assert cli.main([*words, "--truncate-dim", "8"]) == 0
 
 

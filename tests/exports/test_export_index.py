@@ -230,12 +230,12 @@ def test_a_delta_of_nothing_and_of_deletions_alone(encoder: DualEncoder, tmp_pat
 def test_an_earlier_export_that_cannot_be_trusted(encoder: DualEncoder, encoded: Path, tmp_path: Path) -> None:
     write_store(tmp_path / "store", encoder, ["a"], np.ones((1, 16), np.float32))
     source = source_of(tmp_path / "store")
-    with pytest.raises(UserError, match=r"has no manifest.json; give the folder of an earlier export as --since"):
+    with pytest.raises(UserError, match=r"has no manifest.json; give the folder of an earlier export as since="):
         vertex.export(source, encoder, tmp_path / "out", since=encoded)
     vertex.export(source, encoder, tmp_path / "first")
     digests = np.load(tmp_path / "first/rows/digests.npy")
     np.save(tmp_path / "first/rows/digests.npy", digests + np.uint64(1))
-    with pytest.raises(UserError, match=r"rows/digests.npy was changed; leave --since out"):
+    with pytest.raises(UserError, match=r"rows/digests.npy was changed; leave since= out"):
         vertex.export(source, encoder, tmp_path / "out", since=tmp_path / "first")
     write_store(tmp_path / "wide", encoder, ["a"], np.ones((1, 24), np.float32))
     np.save(tmp_path / "first/rows/digests.npy", digests)
@@ -583,7 +583,7 @@ def test_a_kind_of_the_future(encoder: DualEncoder, tmp_path: Path) -> None:
     manifest.write(tmp_path, "vertx", {})
     with pytest.raises(UserError, match="of an unknown kind 'vertx'; did you mean 'vertex'"):
         verify(tmp_path)
-    with pytest.raises(UsageError, match="which transformers does not read; leave --with out"):
+    with pytest.raises(UsageError, match="which transformers does not read; leave library= out"):
         verify(tmp_path, "transformers")
 
 

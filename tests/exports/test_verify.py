@@ -263,5 +263,5 @@ def test_other_libraries_verify_too(copied: Any, capsys: pytest.CaptureFixture[s
 
 def test_a_library_of_another_layout_is_wrong_use(exports: Path) -> None:
     for layout, library in (("bert", "sentence-transformers"), ("jaxretr", "transformers")):
-        with pytest.raises(UsageError, match=r"was exported for .*, so .* cannot read it; leave --with out"):
+        with pytest.raises(UsageError, match=r"was exported for .*, so .* cannot read it; leave library= out"):
             verify(exports / layout, library)  # pyright: ignore[reportArgumentType]

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused(encoder: DualEncoder, store: Path, rows: n
     (tmp_path / "other/file").touch()
     with pytest.raises(UserError, match="no index; give a live folder"):
         open_index(str(tmp_path / "other"), encoder)
-    with pytest.raises(UserError, match="has the texts itself; leave --corpus out"):
+    with pytest.raises(UserError, match="has the texts itself; leave corpus= out"):
         open_index(str(tmp_path / "new"), encoder, DATA)
     few = tmp_path / "few.jsonl"
     few.write_text('{"_id": "squad:0-0", "text": "a"}\n')
@@ -184,6 +184,6 @@ def test_a_folder_of_live_indexes_is_opened_again(encoder: DualEncoder, tmp_path
     service = Parts(lambda: encoder, data=tmp_path / "data").load()
     assert service.indexes.names == ["one"]
     service.close()
-    with pytest.raises(UserError, match="there is an --index one as well"):
+    with pytest.raises(UserError, match="there is an index one as well"):
         Parts(lambda: encoder, [f"one={tmp_path / 'other'}"], data=tmp_path / "data").load()
     shutil.rmtree(tmp_path / "data")

@@ -36,7 +36,7 @@ def test_an_option_of_the_command(tiny_models: Path, tmp_path: Path, capsys: pyt
         assert run_command("train", "x.py", "--workdir", tmp_path / "run", "--profile-steps", wrong) == 2
         assert f"'{wrong}' is not a window of steps" in capsys.readouterr().err
     config = tiny.contrastive_config(tiny_models)
-    with pytest.raises(UsageError, match=r"--profile-steps 6:7: the run has steps 1 to 6"):
+    with pytest.raises(UsageError, match=r"profile_steps=6:7: the run has steps 1 to 6"):
         train(config, tmp_path / "run", profile_steps=(6, 7))
 
 

@@ -256,7 +256,7 @@ def test_the_number_of_passages(tiny_models: Path, tmp_path: Path) -> None:
     assert corpus_size(config, 7)[:2] == (7, 7)
     known = art_config(tiny_models, data={"corpus": "nowhere/psgs_w100.tsv.gz"})
     assert corpus_size(known).passages == 21_015_324
-    with pytest.raises(UserError, match=r"mine.jsonl: no such file.*--passages N"):
+    with pytest.raises(UserError, match=r"mine.jsonl: no such file.*passages="):
         corpus_size(art_config(tiny_models, data={"corpus": "mine.jsonl"}))
     # A training file's own passages are on the devices, but nothing searches them.
     files = write_supervised(tmp_path)
@@ -317,7 +317,7 @@ def test_a_compiler_that_gives_up_is_a_plan_that_does_not_fit(
     step = planned.programs[0]
     assert not planned.fits and step.fits is False and step.peak == int(20.5 * 2**30) and step.flops > 0
     assert remedy(config, planned) == (
-        "step needs 20.50 GiB a device and 15.75 can be used; try --art.chunk 16, --scorer.chunk 8 or more chips"
+        "step needs 20.50 GiB a device and 15.75 can be used; try art.chunk=16, scorer.chunk=8 or more chips"
     )
     error = jax.errors.JaxRuntimeError("INTERNAL: something else")
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
@@ -348,15 +348,13 @@ def _no_plugin(*_: Any, **__: Any) -> Any:
 
 def test_unknown_slices_and_a_missing_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("v5e:4x", "v5litepod:4x4", "16 chips"):
-        with pytest.raises(UserError, match=r"--topology .*not a kind and a shape of TPUs.*v5e:4x4, v5e:8x8"):
+        with pytest.raises(UserError, match=r"topology=.*not a kind and a shape of TPUs.*v5e:4x4, v5e:8x8"):
             topology(name)
     for name in ("h100:2x2", "h100", "a100:8"):
-        with pytest.raises(
-            UserError, match=r"--topology .*not a kind and a shape of TPUs, or a number of GPUs.*h100:8"
-        ):
+        with pytest.raises(UserError, match=r"topology=.*not a kind and a shape of TPUs, or a number of GPUs.*h100:8"):
             topology(name)
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", _no_plugin)
-    with pytest.raises(UserError, match=r"--topology h100:8: JAX's plugin for CUDA is not installed.*jaxretr\[cuda\]"):
+    with pytest.raises(UserError, match=r"topology=h100:8: JAX's plugin for CUDA is not installed.*jaxretr\[cuda\]"):
         topology("h100:8")
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(UserError, match=r"libtpu is not installed.*jaxretr\[tpu\]"):

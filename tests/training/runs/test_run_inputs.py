@@ -107,7 +107,7 @@ def test_what_was_edited_is_named_with_its_setting(
     check_inputs(workdir, build(config, mesh1, workdir).inputs(), config)
     edit(tmp_path)
     inputs = build(config, mesh1, workdir).inputs()
-    with pytest.raises(UserError, match=rf"{INPUTS}: .*other ([a-z, ]+, )?{changed}[ ,].*{setting}=.*--workdir"):
+    with pytest.raises(UserError, match=rf"{INPUTS}: .*other ([a-z, ]+, )?{changed}[ ,].*{setting}=.*workdir="):
         check_inputs(workdir, inputs, config)
     write_inputs(workdir, inputs)  # The record stays that of the beginning.
     with pytest.raises(UserError, match=changed):
@@ -150,5 +150,5 @@ def test_a_run_resumes_with_its_own_data_and_not_with_others(tmp_path: Path, mon
 def test_a_damaged_record_is_one_line(tmp_path: Path, name: str, read: Callable[[Path], Any], content: str) -> None:
     assert not read(tmp_path)
     (tmp_path / name).write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match=rf"{name}: [^\n]*; restore the file or use another --workdir$"):
+    with pytest.raises(UserError, match=rf"{name}: [^\n]*; restore the file or use another workdir=$"):
         read(tmp_path)

@@ -154,7 +154,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
         with pytest.raises(UsageError, match=words):
             PassageLmRun(plan, make_mesh(), tmp_path)
     plan = config(ranked_passages=60, ranked_depth=60)
-    with pytest.raises(UserError, match="set --ranked-passages lower"):
+    with pytest.raises(UserError, match="a lower ranked_passages="):
         PassageLmRun(plan, make_mesh(), tmp_path / "few")
 
 
