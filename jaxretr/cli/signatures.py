@@ -52,10 +52,8 @@ def parameters(function: str) -> dict[str, Parameter]:
         names = _named(names[each].body)
     defined = names[name]
     texts = _texts(ast.get_docstring(defined) or "")
-    return {
-        name: _parameter(module, annotation, default, texts.get(name, ""))
-        for name, annotation, default in (_fields if isinstance(defined, ast.ClassDef) else _arguments)(defined)
-    }
+    found = _fields(defined) if isinstance(defined, ast.ClassDef) else _arguments(defined)
+    return {name: _parameter(module, annotation, default, texts.get(name, "")) for name, annotation, default in found}
 
 
 def _fields(record: ast.ClassDef) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:

@@ -9,7 +9,7 @@ from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.source import source_of
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.progress import counted
 from jaxretr.runtime.storage.files import check_output
 
@@ -63,6 +63,7 @@ def convert_data(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read or written, or a bad row (as `path:line: what; remedy`).
     """
+    at_least(0, negatives=negatives)
     place, target = source_of(path), Path(out).expanduser()
     source = training_format(place, format)
     split = named_split(split, source.name, to)

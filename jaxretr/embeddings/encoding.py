@@ -24,7 +24,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.encode import note_cut
 from jaxretr.models.text_encoder import TextEncoder
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.parallel.hosts import agree, wait_for_all
 from jaxretr.runtime.parallel.memory import announce
 from jaxretr.runtime.progress import Progress, counted
@@ -82,11 +82,12 @@ def encode(
       The complete store.
 
     Raises:
-      UsageError: not exactly one of corpus and queries.
+      UsageError: not exactly one of corpus and queries, or a number below 1.
       UserError: bad input; or the folder holds something else, or another model's or other texts' embeddings.
     """
     if (corpus is None) == (queries is None):
         raise UsageError("encode needs either corpus or queries; give one of them")
+    at_least(1, shard_rows=shard_rows, batch_size=batch_size)
     encoder = loaded(encoder)
     content = _questions(queries) if corpus is None else _passages(corpus)
     side: Side = "question" if corpus is None else "passage"

@@ -17,7 +17,7 @@ from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_o
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import bootstrap_interval
 from jaxretr.evaluate.tables import Cell, Grid, Row
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float
     """
     if not 0 < p < 1:
         raise UsageError(f"p={p}: must be above 0 and below 1")
+    at_least(1, depth=depth)
     run = read_run(reference)
     ids = list(run)
     rankings = [ranked_ids(run[id], depth) for id in ids]

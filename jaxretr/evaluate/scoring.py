@@ -25,7 +25,7 @@ from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 from jaxretr.evaluate.reranking import hits_of
 from jaxretr.indexes.reranking import rerank_hits
 from jaxretr.models.any_scorer import Scorer, load_scorer
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, at_least, did_you_mean
 from jaxretr.runtime.storage.files import check_output, open_descriptor
 from jaxretr.runtime.storage.paths import is_remote
 
@@ -126,8 +126,7 @@ def score(
       UsageError: a format without scores, or queries or corpus are missing.
       UserError: bad input (as `path:line: what; remedy`), or a file that cannot be written.
     """
-    if chunk < 1:
-        raise UsageError(f"chunk={chunk}: give the number of pairs to score at a time, from 1")
+    at_least(1, chunk=chunk, batch_size=batch_size)
     source = PAIRS if is_pair_file(pairs) else file_kind(pairs)
     to = _format(str(pairs), source, format)
     split = named_split(split, source)

@@ -15,7 +15,7 @@ from jaxretr.evaluate.measuring import OF_QRELS, Search, TestSet
 from jaxretr.evaluate.robustness import CLEAN, AlteredValues, Draws, measure_altered, read_splits, share_changed
 from jaxretr.evaluate.searches import EncoderSearch, bm25_search, encoder_search, note_lengths
 from jaxretr.evaluate.typo_report import TypoReport
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ def evaluate_typos(
     """
     # Find every error of the arguments and files before a model is loaded.
     measures.evaluate({"": {}}, {}, metrics)
+    at_least(1, draws=draws)
     if not profiles and not queries:
         raise UsageError("there are no typos to measure; name profiles, or give queries with typos")
     made = generators(profiles, keyboard=keyboard, misspellings=misspellings, seed=seed)

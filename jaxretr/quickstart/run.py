@@ -33,7 +33,7 @@ from jaxretr.mining.lexical import mine_lexical
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart.configs import config, lexical_config
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import at_least
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
@@ -70,8 +70,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
       The metrics of each row of the table, on the test questions.
     """
     workdir = workdir.expanduser()
-    if steps is not None and steps < 1:
-        raise UsageError(f"steps={steps}: at least one step")
+    at_least(1, steps=steps)
     test = read_beir(QUICKSTART, "test")
     log.info("%d passages, %d test questions", len(test.corpus), len(test.questions))
     settings = config(str(workdir))

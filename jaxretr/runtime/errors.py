@@ -42,6 +42,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{words[nearest[0]]}'?" if nearest else ""
 
 
+def at_least(least: int, **numbers: int | None) -> None:
+    """Raise UsageError for the first of the parameters, by their names, that is less than `least`; None is none."""
+    for name, value in numbers.items():
+        if value is not None and value < least:
+            raise UsageError(f"{name}={value}: must be at least {least}")
+
+
 def import_extra(module: str, extra: str) -> ModuleType:
     """Import an optional package.
 

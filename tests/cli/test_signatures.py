@@ -95,6 +95,8 @@ def test_an_option_is_described_typed_and_defaulted_by_the_function():
          "mine lexical --corpus c --out {out} --base 2 --sampling all", "--base is for --sampling position"),
         ("adapt", {"model": "{model}", "corpus": "{beir}", "out": "o", "queries": "q"}, "queries= and qrels= go together",
          "adapt {model} --corpus {beir} --out {out} --queries q", "--queries and --qrels go together"),
+        ("evaluate_typos", {"encoders": "m", "beir": "{beir}", "draws": 0}, "draws=0: must be at least 1",
+         "evaluate m --beir {beir} --typos --draws 0", "--draws: '0' is not a whole number from 1"),
         ("write_typos", {"queries": "train.tsv", "out": "o", "profile": "spacing", "keyboard": "azerty"}, "keyboard",
          "typos train.tsv --out {out} --profile spacing --keyboard azerty", "keyboard"),
     ],

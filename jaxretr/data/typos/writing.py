@@ -12,7 +12,7 @@ from jaxretr.config import Keyboard, TypoProfile
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.data.typos import Typo, generators
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_write, sha256
 
@@ -68,9 +68,10 @@ def write_typos(
       misspellings: for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz; by default English.
 
     Raises:
-      UsageError: a setting that the profile does not read.
+      UsageError: a setting that the profile does not read, or no draws.
       UserError: a file cannot be read, or `out` has typos of this profile with other settings.
     """
+    at_least(1, draws=draws)
     generator = generators([profile], keyboard=keyboard, misspellings=misspellings, seed=seed)[profile]
     questions = read_questions(queries)
     described = "".join(f"{[one.id, one.text, one.answers]}\n" for one in questions)
