@@ -134,9 +134,9 @@ def _open_closed_streams() -> None:
 # ---- parsing ---------------------------------------------------------------------------------------------------------
 
 
-def build_parser(command: str | None = None) -> tuple[Parser, Commands]:
-    """Return the parser of the options before a command, and the parser of `command` or of each."""
-    commands = Commands()
+def build_parser(command: str | None = None, has_options: bool = True) -> tuple[Parser, Commands]:
+    """Return the parser of the options before a command, and the parser of `command` or of each, as in `Commands`."""
+    commands = Commands(has_options)
     for module in [each for each in _OPTIONS if command in (None, each.split("_")[0])]:
         importlib.import_module(f"jaxretr.cli.{module}").add_commands(commands)
     for name in commands:
@@ -165,7 +165,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
       SystemExit: --help or --version was asked for and printed.
     """
     named = any(each.split("_")[0] == words[0] for each in _OPTIONS) if words else False
-    first, commands = build_parser(words[0] if named else None)
+    first, commands = build_parser(words[0]) if named else build_parser(has_options=False)
     if not words:
         raise UsageError("no command; see: jaxretr --help")
     if words[0].startswith("-"):

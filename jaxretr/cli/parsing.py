@@ -19,8 +19,9 @@ MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transform
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake as one line; argparse would print the usage first and end the process."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, has_options: bool = True, **settings: Any):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        self._has_options = has_options
         # `cli.main` reads it wherever it is given; it is here for the help.
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show an error's traceback")
 
@@ -40,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
     def options_of(self, *functions: str, to: argparse._ActionsContainer | None = None) -> "Options":
         """Return what adds parameters of functions, such as "jaxretr.mining.mining:mine", to the parser or a group."""
-        return Options(self, functions, to or self)
+        return Options(self, functions if self._has_options else (), to or self)
 
     @property
     def words(self) -> dict[str, str]:
@@ -80,18 +81,18 @@ class Options:
           option: the words to type, where they differ from the parameter's name.
           settings: those of argparse's `add_argument` that differ from what the signature says.
         """
-        for name in names:
+        for name in names if self._functions else ():
             parameter = self._parameter(name)
-            words = (option,) if isinstance(option, str) else option
+            words = (option,) if isinstance(option, str) else option or (f"--{name.replace('_', '-')}",)
             several = {"action": "append"} if parameter.is_sequence else {}
             required = {"required": True} if parameter.default is signatures.REQUIRED else {}
-            words = words or (f"--{name.replace('_', '-')}",)
             self._add(name, words, {**several, **required, **settings})
 
     def argument(self, name: str, metavar: str, **settings: Any) -> None:
         """Add a parameter as a word without an option."""
-        several = {"nargs": "+"} if self._parameter(name).is_sequence else {}
-        self._add(name, (name,), {"metavar": metavar, **several, **settings})
+        if self._functions:
+            several = {"nargs": "+"} if self._parameter(name).is_sequence else {}
+            self._add(name, (name,), {"metavar": metavar, **several, **settings})
 
     def _parameter(self, name: str) -> signatures.Parameter:
         found = [signatures.parameters(function) for function in self._functions]
@@ -185,7 +186,14 @@ def _shown(action: argparse.Action) -> str:
 
 
 class Commands(dict[str, Parser]):
-    """The parser of each command, in the order of the help; a name of two words is a command's action."""
+    """The parser of each command, in the order of the help; a name of two words is a command's action.
+
+    Without `has_options` the parsers lack the options of functions, whose source then need not be read.
+    """
+
+    def __init__(self, has_options: bool = True):
+        super().__init__()
+        self._has_options = has_options
 
     def command(self, name: str, description: str, example: str, module: str | None = None) -> Parser:
         """Add a command.
@@ -197,9 +205,7 @@ class Commands(dict[str, Parser]):
           module: the module of jaxretr.cli with the command's `run`; by default the one with the command's name.
         """
         parser = Parser(
-            prog=f"jaxretr {name}",
-            description=description,
-            epilog=f"example:\n  {example}",
+            self._has_options, prog=f"jaxretr {name}", description=description, epilog=f"example:\n  {example}"
         )
         command, _, action = name.partition(" ")
         parser.set_defaults(

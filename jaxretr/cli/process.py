@@ -89,4 +89,4 @@ def apply(args: argparse.Namespace) -> None:
 
 def typed(args: argparse.Namespace) -> str:
     """A command's options as one text, which must be the same in all processes."""
-    return json.dumps({name: value for name, value in sorted(vars(args).items()) if not callable(value)}, default=str)
+    return json.dumps({name: value for name, value in sorted(vars(args).items()) if name != "taken"}, default=str)

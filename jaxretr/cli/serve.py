@@ -57,7 +57,7 @@ def add_commands(commands: Commands) -> None:
     options = parser.options_of("jaxretr.serve.keys:add_key")
     options.add("name", option="--add")
     options.add("scopes", type=lambda text: text.split(","), action="store", required=False, default="read")
-    options.add("path", option="--keys")
+    options.add("path", option="--keys", type=Path)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -57,5 +57,5 @@ def check_store(store: EmbeddingStore, encoder: Encoder | None, name: str | None
     """Refuse a store that holds no passages, or that another model made; see `check_model`."""
     meta = store.meta
     if meta.side != "passage":
-        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus")
+        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus instead")
     check_model(str(store.folder), meta.dim, meta.model, meta.model_fingerprint, encoder, name)

@@ -509,7 +509,7 @@ def test_encode_questions_in_float16(trained: Path, tmp_path: Path, capsys: pyte
     np.testing.assert_allclose(stored, wanted, atol=2e-3)  # float16 keeps 11 bits of numbers around 1
     capsys.readouterr()
     assert run("search", trained / "run", "--index", out, "--queries", QUERIES, "--out", tmp_path / "r") == 1
-    assert "contains embeddings of questions; encode the corpus with --side passage" in capsys.readouterr().err
+    assert "contains embeddings of questions; encode the corpus instead" in capsys.readouterr().err
 
 
 def exact_hits(trained: Path, k: int) -> tuple[np.ndarray, list[list[str]]]:

@@ -291,14 +291,14 @@ def test_scale_is_sampled_from_the_whole_corpus(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("base", 2, "give --queries FILE with either --qrels FILE or --answers, or give --beir DIR"),
+        ("base", 2, "give --queries with either --qrels or --answers, or give --beir"),
         (
             "base --queries {q} --qrels {r}",
             2,
-            "give --corpus FILE; only with --index-a, --index-b and --qrels it is not",
+            "give --corpus; only with --index-a, --index-b and --qrels it is not",
         ),
-        ("base --corpus {c} --queries {q} --qrels {r} --answers", 2, "either --qrels FILE or --answers"),
-        ("base --beir {d} --corpus {c}", 2, "the --beir folder has corpus, queries and qrels"),
+        ("base --corpus {c} --queries {q} --qrels {r} --answers", 2, "either --qrels or --answers"),
+        ("base --beir {d} --corpus {c}", 2, "--beir has corpus, queries and qrels"),
         ("base lexical other --beir {d}", 2, "tune finds one weight, of two models, not 3"),
         ("base --beir {d} --split train", 2, "base: is a single model; name the one to combine it with"),
         ("base lexical --beir {d} --split train --metric recal@5", 2, "unknown measure 'recal@5'"),

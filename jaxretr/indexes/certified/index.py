@@ -371,7 +371,7 @@ class ScannIndex:
     def _check_store(self, store: EmbeddingStore) -> None:
         known, meta = self.facts.model_fingerprint, store.meta
         if meta.side != "passage":
-            raise UserError(f"{store.folder}: contains embeddings of questions; encode the passages")
+            raise UserError(f"{store.folder}: contains embeddings of questions; encode the passages instead")
         if known is not None and meta.model_fingerprint != known:
             raise UserError(
                 f"{store.folder}: was encoded with another model ({meta.model}) than the index ({self.facts.model}); "
