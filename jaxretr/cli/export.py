@@ -52,9 +52,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _recalls(text: str) -> tuple[float, ...]:
     try:
-        values = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
-        values = ()
-    if not values or not all(0 < value <= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of recalls; give for instance 0.9,0.95")
-    return values
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of recalls; give for instance 0.9,0.95") from None

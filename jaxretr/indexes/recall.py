@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.config import ENGINE_LABELS, EngineName
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
@@ -63,12 +63,12 @@ def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
     """The targets as a tuple, each once.
 
     Raises:
-      UserError: one outside (0, 1], or none.
+      UsageError: one outside (0, 1], or none.
     """
     given: Any = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else targets
     found = tuple(dict.fromkeys(given))
     if not found or not all(isinstance(target, int | float | np.floating) and 0 < target <= 1 for target in found):
-        raise UserError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
+        raise UsageError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
     return found
 
 
@@ -86,7 +86,7 @@ def of_target(settings: Sequence[S], target: float | None, index: str, remedy: s
     found = settings[0] if target is None else next((each for each in settings if each.target == target), None)
     if found is None:
         there = ", ".join(f"{each.target:g}" for each in settings)
-        raise UserError(f"target_recall={target}: {index} was built for {there}; {remedy}")
+        raise UsageError(f"target_recall={target}: {index} was built for {there}; {remedy}")
     return found
 
 

@@ -289,8 +289,8 @@ def test_processes_killed_at_ten_random_moments_leave_the_same_bytes(model: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "RUN"], "a run has ids alone; give --queries FILE and --corpus FILE"),
-        (["--pairs", "RUN", "--queries", QUERIES], "a run has ids alone; give --corpus FILE"),
+        (["--pairs", "RUN"], "a run has ids alone; give --queries and --corpus"),
+        (["--pairs", "RUN", "--queries", QUERIES], "a run has ids alone; give --corpus"),
         (["--pairs", "BAD"], 'bad.jsonl:2: field "passage" is null; give it a value'),
         (["--pairs", FORMATS / "tevatron2.jsonl"], "tevatron2.jsonl:1: passage 'nq:p1' has no text, and no corpus is"),
         (["--pairs", FORMATS / "triples.tsv"], "triples has no place for scores; give --format, one of dpr, dpr-scale"),

@@ -86,16 +86,16 @@ def test_kept_embeddings_of_another_model_or_corpus_are_refused(
 ):
     printed(capsys, *words, "--keep", tmp_path / "kept")
     error = refused(capsys, 1, *words, "--keep", tmp_path / "kept", "--pooling", "mean")
-    assert "holds embeddings of another model" in error and error.endswith("give another keep folder")
+    assert "holds embeddings of another model" in error and error.endswith("give another folder as --keep")
     shutil.copytree(tiny.DATA, tmp_path / "beir")
     with open(tmp_path / "beir/corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"_id": "new", "title": "", "text": "one more"}\n')
     changed = [tmp_path / "beir" if word == str(tiny.DATA) else word for word in words]
     error = refused(capsys, 1, *changed, "--keep", tmp_path / "kept")
-    assert "holds embeddings of other texts (passages); give another keep folder" in error
+    assert "holds embeddings of other texts (passages); give another folder as --keep" in error
     for more, message in (
         (["--index", "i"], "index is there already and keep writes what is missing"),
-        (["--typos"], "--keep does not go with --typos"),
+        (["--typos"], "--keep belongs to --beir, not to --typos"),
     ):
         assert message in refused(capsys, 2, *words, "--keep", tmp_path / "kept", *more)
 

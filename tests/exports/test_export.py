@@ -328,14 +328,14 @@ def test_the_card_tells_of_the_run(
     ("changes", "words", "kind", "message"),
     [
         ({"projection_size": 6}, {"to": "huggingface", "layout": "bert"}, UserError, "BertModel has no projection"),
-        ({"pooling": "mean"}, {"to": "huggingface", "layout": "dpr"}, UserError, "this model pools the mean; use --to"),
+        ({"pooling": "mean"}, {"to": "huggingface", "layout": "dpr"}, UserError, "this model pools the mean; use to="),
         (
             {"backbone": dataclasses.replace(BERT, pre_layer_norm=True)},
             {"to": "huggingface", "layout": "dpr"},
             UserError,
-            "this model is Megatron-BERT; use --layout bert",
+            "this model is Megatron-BERT; use layout=bert",
         ),
-        ({}, {"to": "sentence-transformers", "layout": "bert"}, UsageError, "--layout bert belongs to --to huggingfac"),
+        ({}, {"to": "sentence-transformers", "layout": "bert"}, UsageError, "layout=bert is for to=huggingface"),
     ],
 )
 def test_a_layout_that_cannot_hold_the_model_is_refused(

@@ -203,9 +203,9 @@ def test_another_corpus_is_refused(encoded: Encoded, postgres: Postgres, tmp_pat
 
 def test_options_of_databases() -> None:
     for settings, problem in (
-        ({"to": "pgvector", "index": "store"}, "give the encoded passages as --corpus FILE"),
-        ({"to": "lance", "index": "store", "corpus": "c", "table": "t"}, "--table belongs to --to pgvector"),
-        ({"to": "faiss", "index": "store", "hnsw_m": 4}, "--hnsw-m belongs to --to pgvector or lance"),
+        ({"to": "pgvector", "index": "store"}, "give the encoded passages as corpus="),
+        ({"to": "lance", "index": "store", "corpus": "c", "table": "t"}, "table= is for to=pgvector"),
+        ({"to": "faiss", "index": "store", "hnsw_m": 4}, "hnsw_m= is for to=pgvector or lance"),
     ):
         with pytest.raises(UsageError, match=problem):
             export("nowhere", out="out", **settings)

@@ -176,7 +176,10 @@ def test_command_tunes_on_a_dev_run(files: Path, capsys: pytest.CaptureFixture[s
     ("words", "message"),
     [
         ("dense.trec --weight 1 --out out.trec", "one run alone cannot be fused"),
-        ("dense.trec lexical.trec --out out.trec", "0 weights for 1 runs besides the first; give --weight once"),
+        (
+            "dense.trec lexical.trec --out out.trec",
+            "0 weights for 1 runs besides the first; give one for each of them as --weight",
+        ),
         ("dense.trec lexical.trec --weight 1", "give --out FUSED"),
         ("dense.trec lexical.trec --weight -1 --out out.trec", "'-1' is not a weight; give a number of at least 0"),
         (

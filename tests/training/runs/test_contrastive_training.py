@@ -64,7 +64,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(kind: str, tiny_models: Path, t
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"dev_questions": "somewhere"}}, "name it with --data.corpus"),
+        ({"data": {"dev_questions": "somewhere"}}, "name it with data.corpus"),
         ({"negatives": {"retrieved": 1}}, "need a corpus"),
         ({"contrastive": {"corpus_softmax": True}}, "need a corpus"),
         ({"contrastive": {"matryoshka": (4, 99)}}, "from 1 to the embedding's 16"),

@@ -155,17 +155,17 @@ def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"negatives": {"bm25": 0, "random": 0}}, "needs some for each question; set --negatives.bm25"),
+        ({"negatives": {"bm25": 0, "random": 0}}, "needs some for each question; set negatives.bm25"),
         ({"negatives": {"random": -1}}, "negatives.random=-1: must be at least 0"),
         ({"negatives": {"mined": 1}}, "negatives.mined and data.mined go together"),
-        ({"negatives": {"static": 1}}, "contains no negatives; set --negatives.static 0"),
+        ({"negatives": {"static": 1}}, "contains no negatives; set negatives.static=0"),
         ({"negatives": {"first_rank": 9, "last_rank": 8}}, "ranks count from 1 upwards"),
         ({"ranking": {"chunk": 0}}, "must be at least 1"),
         ({"ranking": {"loss": "listwise", "positive_weight": 2.0}}, "is of the binary loss"),
         ({"ranking": {"positive_weight": 0.0}}, "must be above 0"),
         ({"encoder": {"max_length": 65}}, "64 positions; lower it"),
         ({"encoder": {"dropout": 1.0}}, "must be from 0 to below 1"),
-        ({"data": {"dev_run": "r", "dev_questions": None}}, "set --data.dev-questions as well"),
+        ({"data": {"dev_run": "r", "dev_questions": None}}, "set data.dev_questions as well"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -213,7 +213,7 @@ def test_a_checkpoint_from_before_there_were_codes_is_read(tmp_path: Path, tiny_
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (IndexAware(weight=0.5), "no kind; set --index-aware.kind"),
+        (IndexAware(weight=0.5), "no kind; set index_aware.kind"),
         (IndexAware("int8", weight=0.0), "above 0 and at most 1"),
         (IndexAware("int8", commitment=-1.0), "at least 0"),
         (IndexAware("product", centres=257), "from 2 to 256"),

@@ -146,7 +146,7 @@ def test_a_scorer_that_is_trained_to_rank_ranks(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     without = dataclasses.replace(config().data, pairs=None)
     for plan, words in (
-        (config(data=without), "set --data.pairs"),
+        (config(data=without), "set data.pairs"),
         (config(ranked_passages=1), "ranked_passages=1"),
         (config(ranked_passages=9), r"from 2 to ranked_depth \(4\)"),
         (config(ranked_temperature=0.0), "must be above 0"),

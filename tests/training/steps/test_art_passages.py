@@ -118,8 +118,8 @@ def test_judged_passages_are_those_of_the_questions(
     [
         ({"art": {"top_k": 1}}, "needs two passages or more"),
         ({"art": {"uniform": -1}}, "must be at least 0"),
-        ({"art": {"positives": 1}}, "set --data.judged FILE"),
-        ({"data": {"judged": "file"}}, "set --data.judged FILE"),
+        ({"art": {"positives": 1}}, "set data.judged=FILE"),
+        ({"data": {"judged": "file"}}, "set data.judged=FILE"),
     ],
 )
 def test_numbers_that_no_run_can_have_are_refused(changes: dict[str, Any], message: str, tiny_models: Path) -> None:
