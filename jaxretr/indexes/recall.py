@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.config import ENGINE_LABELS, EngineName
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import read_object

@@ -519,13 +519,19 @@ def test_corpora_that_are_not_the_stores(encoded: Path, tmp_path: Path, capsys: 
         ),
         (["--to", "vertex"], "--to vertex writes the vectors of a corpus: give --index, an embedding store"),
         (["--to", "faiss", "--index", "s", "--since", "x"], "--since is for --to vertex, not for --to faiss"),
-        (["--to", "faiss", "--index", "s", "--side", "both"], "--side is for --to onnx or stablehlo, not to"),
+        (["--to", "faiss", "--index", "s", "--side", "both"], "--side is for --to onnx or stablehlo, not for"),
         (
             ["--to", "vertex", "--index", "s", "-k", "3"],
             "-k is for --to scann or faiss or pgvector or lance, not for --to vertex",
         ),
-        (["--to", "vertex", "--index", "s", "--restricts", "x"], "name fields of --corpus FILE; give both, or neither"),
-        (["--to", "vertex", "--index", "s", "--corpus", "x"], "name fields of --corpus FILE; give both, or neither"),
+        (
+            ["--to", "vertex", "--index", "s", "--restricts", "x"],
+            "name fields of the rows of --corpus; give both, or neither",
+        ),
+        (
+            ["--to", "vertex", "--index", "s", "--corpus", "x"],
+            "name fields of the rows of --corpus; give both, or neither",
+        ),
         (["--to", "vertex", "--index", "s", "--license", "mit"], "--license is for --to huggingface or sentence"),
         (["--to", "scann", "--index", "s", "--target-recall", "x"], "'x' is not a list of recalls; give for instance"),
         (

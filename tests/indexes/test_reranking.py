@@ -156,7 +156,7 @@ def test_a_run_is_evaluated_before_and_after(model: Path, trained: Path, tmp_pat
             "--depth is for --rerank SCORER",
         ),
         (["evaluate", "--run", "r", "--qrels", "q", "--rerank", "r"], "give --corpus FILE and --queries FILE as well"),
-        (["evaluate", "m", "--suite", "s", "--rerank", "r"], "--rerank is for one data set and its original questions"),
+        (["evaluate", "m", "--suite", "s", "--rerank", "r"], "--rerank belongs to --run or --beir"),
         (["evaluate", "m", "--suite", "s", "--rerank-kind", "t5"], "--rerank-kind is for --rerank SCORER: give that"),
     ],
 )

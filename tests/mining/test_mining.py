@@ -206,7 +206,7 @@ def test_answers_are_looked_for_in_texts_as_dpr_does():
 def test_wrong_filters():
     for options, message in [
         ({"negatives": 0}, "negatives=0: at least 1"),
-        ({"first_rank": 0}, "0:100 are not a window"),
+        ({"first_rank": 0}, "0:100: not a window"),
         ({"first_rank": 5, "last_rank": 4}, "5:4 are not a window"),
         ({"margin": NAN}, "--margin nan: must be a finite number"),
         ({"relative_margin": 1.5}, "share between 0 and 1, not 1.5"),
@@ -465,7 +465,7 @@ def test_positives_outside_the_corpus(tmp_path: Path, capsys):
         ("--margin nan", 2, "--margin nan: must be a finite number"),
         ("--answers exact", 2, "invalid choice: 'exact'"),
         ("--run RUN --k1 1.2", 2, "--k1, --b and --stemmer of BM25 have no effect with --run, which gives the ranking"),
-        ("--k1 -1", 2, "k1 must be at least 0"),
+        ("--k1 -1", 2, "--k1 -1.0: must be at least 0"),
         ("--split trian", 1, "trian"),
         ("--report FOLDER", 1, "is a folder; name a file"),
         ("--report OUT", 2, "is --out as well; give the report a file of its own"),

@@ -111,8 +111,8 @@ def test_probabilities_are_those_of_the_kind_of_scorer(scorer: CrossEncoder, mod
     [
         (["--max-score-share", "0.9"], "--max-score-share is for the scores of a scorer: give --scorer as well"),
         (["--score-margin", "1"], "--score-margin is for the scores of a scorer: give --scorer as well"),
-        (["--scorer-kind", "t5"], "--scorer-kind is for --scorer MODEL: give that as well"),
-        (["--compute", "float32"], "--compute is for --scorer MODEL: give that as well"),
+        (["--scorer-kind", "t5"], "--scorer-kind is for --scorer SCORER: give that as well"),
+        (["--compute", "float32"], "--compute is for --scorer SCORER: give that as well"),
     ],
 )
 def test_options_without_a_scorer_are_refused(words: list[str], message: str, tmp_path: Path, capsys):
