@@ -393,9 +393,9 @@ def test_quantised_lengths_are_those_of_the_scores_but_not_of_the_average():
 def test_wrong_use():
     corpus = _corpus("one", "two")
     for options, message in [
-        ({"k1": -1}, "k1 must be at least 0"),
-        ({"k1": float("nan")}, "k1 must be at least 0"),
-        ({"b": 1.5}, "b must be between 0 and 1"),
+        ({"k1": -1}, "k1=-1: must be at least 0"),
+        ({"k1": float("nan")}, "k1=nan: must be at least 0"),
+        ({"b": 1.5}, "b=1.5: must be between 0 and 1"),
         ({"method": "lucen"}, "did you mean 'lucene'"),
         ({"stemmer": "engish"}, "did you mean 'english'"),
     ]:

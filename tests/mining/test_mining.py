@@ -207,7 +207,7 @@ def test_wrong_filters():
     for options, message in [
         ({"negatives": 0}, "negatives=0: at least 1"),
         ({"first_rank": 0}, "0:100: not a window"),
-        ({"first_rank": 5, "last_rank": 4}, "5:4 are not a window"),
+        ({"first_rank": 5, "last_rank": 4}, "5:4: not a window"),
         ({"margin": NAN}, "--margin nan: must be a finite number"),
         ({"relative_margin": 1.5}, "share between 0 and 1, not 1.5"),
         ({"relative_margin": NAN}, "share between 0 and 1"),
