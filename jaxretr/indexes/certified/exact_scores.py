@@ -55,10 +55,25 @@ class Anywhere:
         self._rows, self._slots = rows, rows.slots if slots is None else slots
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
-        """Score candidates; see `Reading.rescored`."""
+        """Score candidates, equal scores by row; see `Reading.rescored`."""
+        (found, approximate), batch = proposed, len(queries)
         # A plain array: Numba does not know memory maps.
-        base = np.asarray(self._rows.base.vectors)
-        return rescored(queries, proposed, base, self._rows.added.vectors, self._slots, k, threads)
+        base, added = np.asarray(self._rows.base.vectors), self._rows.added.vectors
+        scores = np.full((batch, k), -np.inf, np.float32)
+        rows = np.full((batch, k), -1, np.int64)
+        counts = np.zeros(batch, np.int64)
+
+        def rescore(part: slice) -> None:
+            candidates = queries[part], found[part], approximate[part]
+            _rescore_rows(*candidates, base, added, self._slots, scores[part], rows[part], counts[part])
+
+        if threads < 2 or batch < 2 * threads:
+            rescore(slice(0, batch))
+            return scores, rows, counts
+        size = -(-batch // threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(rescore, [slice(start, start + size) for start in range(0, batch, size)]))
+        return scores, rows, counts
 
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
@@ -111,58 +126,6 @@ class OnePass:
 
 
 # ---- by Numba --------------------------------------------------------------------------------------------------------
-
-
-def rescored(
-    queries: NDArray[np.float32],
-    proposed: Proposed,
-    base: NDArray[np.float32],
-    added: NDArray[np.float32],
-    slots: NDArray[np.int64],
-    k: int,
-    threads: int = 1,
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Score candidates exactly and keep the k best of each question, equal scores by row.
-
-    Args:
-      queries: [B, D].
-      proposed: see `Proposed`.
-      base, added: vectors [M, D] and [A, D].
-      slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
-      k: at most R.
-      threads: threads to divide the questions among.
-
-    Returns:
-      See `Rescored`.
-    """
-    (found, approximate), batch = proposed, len(queries)
-    scores = np.full((batch, k), -np.inf, np.float32)
-    rows = np.full((batch, k), -1, np.int64)
-    counts = np.zeros(batch, np.int64)
-
-    def piece(start: int, stop: int) -> None:
-        each = slice(start, stop)
-        _rescore_rows(
-            queries[each],
-            found[each],
-            approximate[each],
-            base,
-            added,
-            slots,
-            scores[each],
-            rows[each],
-            counts[each],
-        )
-
-    if threads < 2 or batch < 2 * threads:
-        piece(0, batch)
-        return scores, rows, counts
-    size = -(-batch // threads)
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(piece, start, min(start + size, batch)) for start in range(0, batch, size)]:
-            done.result()
-    return scores, rows, counts
-
 
 # Rows that are asked of the memory ahead of the one that is scored: it takes some 30 times as long to come as to be scored.
 _AHEAD = 4

@@ -139,13 +139,13 @@ def _config(text: str) -> bytes:
     return text_format.Parse(text, config).SerializeToString()
 
 
-def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
+def encode(vectors: str, model: str, out: str, tree: bool, block: int) -> dict[str, Any]:
     """Make the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
     from jaxretr.indexes.certified.codes import codes_of  # Numba takes more memory than training a small index
 
     n = _rows_of(vectors)
     learnt = Learnt.read(Path(model), tree)
-    with open(Path(out) / codes, "wb") as codes_file, open(Path(out) / tokens, "wb") as tokens_file:
+    with open(Path(out) / CODES, "wb") as codes_file, open(Path(out) / TOKENS, "wb") as tokens_file:
         for start in range(0, n, block):
             # Opened again for each block: closing the file gives its pages back.
             rows = np.array(np.load(vectors, mmap_mode="r")[start : start + block])
@@ -154,7 +154,7 @@ def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: st
             _append(tokens_file, leaf, start, n)
             print(json.dumps({"done": min(start + block, n)}), flush=True)
     if not tree:
-        os.unlink(Path(out) / tokens)
+        os.unlink(Path(out) / TOKENS)
     return {}
 
 
@@ -174,7 +174,7 @@ def self_test() -> dict[str, Any]:
         path = str(Path(out) / "vectors.npy")
         np.save(path, vectors)
         train(path, out, 4, 256, 0, 1)
-        encode(path, out, out, True, 100, CODES, TOKENS)
+        encode(path, out, out, True, 100)
         searcher = load_scann().scann_pybind.ScannNumpy(out, assets(index_files(True)))
         found, _ = searcher.search_batched(vectors[:8], 20, -1, 4, False, 0)
     if not all(row in candidates for row, candidates in enumerate(found.tolist())):
