@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.answers import Match, first_hits
+from jaxretr.evaluate.answers import AnswerMatcher, Match
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
@@ -185,22 +185,32 @@ class TestSet:
         if self.qrels is not None:
             return metrics.evaluate(self.qrels, run, names, per_query=True, relevance_level=self.relevance_level)[1]
         cuts = {metric: cut_of_answers(metric) for metric in names}
-        deepest = max(cuts.values())
-        texts = [ranked_texts(run.get(question.id, {}), self.corpus, deepest) for question in self.questions]
-        hits = first_hits([question.answers for question in self.questions], texts, self.match)
+        hits = [self._first_hit(question, run, max(cuts.values())) for question in self.questions]
         return {
             metric: {q.id: float(hit is not None and hit < cut) for q, hit in zip(self.questions, hits, strict=True)}
             for metric, cut in cuts.items()
         }
 
+    @functools.cached_property
+    def _matcher(self) -> AnswerMatcher:
+        return AnswerMatcher(self.match)
 
-def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[str]:
-    """The texts of the k best passages, ranked as trec_eval ranks them."""
-    ranked = ranked_ids(scores, k)
-    missing = next((name for name in ranked if name not in corpus), None)
-    if missing is not None:
-        raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
-    return [corpus.texts[corpus.row(name)] for name in ranked]
+    @functools.cached_property
+    def _has_answer(self) -> dict[str, dict[str, bool]]:
+        """{question id: {passage id: whether its text has an answer}}; the same pairs come up in run after run."""
+        return {}
+
+    def _first_hit(self, question: Question, run: Run, k: int) -> int | None:
+        """The rank, from 0, of the first passage with an answer among the k best, ranked as trec_eval ranks them."""
+        ranked, known = ranked_ids(run.get(question.id, {}), k), self._has_answer.setdefault(question.id, {})
+        if missing := next((id for id in ranked if id not in known and id not in self.corpus), None):
+            raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
+        for rank, id in enumerate(ranked):
+            if id not in known:
+                known[id] = self._matcher.has_answer(self.corpus.texts[self.corpus.row(id)], question.answers)
+            if known[id]:
+                return rank
+        return None
 
 
 def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
