@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.parallel import memory
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Keys
@@ -195,7 +196,7 @@ class _Door:
                         seconds=round(time.monotonic() - began, 2),
                         url=self._url,
                         indexes=await asyncio.to_thread(service.indexes.sizes),
-                        memory=service.resident(),
+                        memory=memory.resident(),
                     )
                     await self._ending.wait()
             finally:

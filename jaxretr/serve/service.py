@@ -116,10 +116,6 @@ class Service:
                 index.search(np.ones((1, index.dim), np.float32), 1, SearchOptions())
         self.state = "ok"
 
-    def resident(self) -> int:
-        """Bytes of memory that the process holds."""
-        return memory.resident()
-
     def stop(self) -> None:
         """Make the service answer that it is stopping; accepted requests are finished."""
         self.state = "stopping"
