@@ -61,9 +61,9 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> EncoderSearch:
     """Encode questions and search an index that the encoder made; see `encoder_search`."""
     from jaxretr.indexes.index import SearchOptions
-    from jaxretr.indexes.read_only import found_by
+    from jaxretr.indexes.read_only import search_ids
 
-    return EncoderSearch(encoder, lambda vectors, k: found_by(index, vectors, k, SearchOptions()), batch_size)
+    return EncoderSearch(encoder, lambda vectors, k: search_ids(index, vectors, k, SearchOptions()), batch_size)
 
 
 def find_all(

@@ -125,18 +125,20 @@ def rebatched(blocks: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[
     Raises:
       UserError: a block with another D than those before.
     """
-    held: list[np.ndarray] = []
+    pieces: list[np.ndarray] = []
     for block in blocks:
-        if held and held[0].shape[1:] != block.shape[1:]:
-            raise UserError(f"a block of embeddings is {list(block.shape)} after {list(held[0].shape)}; use one model")
+        if pieces and pieces[0].shape[1:] != block.shape[1:]:
+            raise UserError(
+                f"a block of embeddings is {list(block.shape)} after {list(pieces[0].shape)}; use one model"
+            )
         for start in range(0, len(block), rows):
-            held.append(block[start : start + rows])
-            if sum(map(len, held)) >= rows:
-                joined = held[0] if len(held) == 1 else np.concatenate(held)
+            pieces.append(block[start : start + rows])
+            if sum(map(len, pieces)) >= rows:
+                joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
                 yield joined[:rows]
-                held = [joined[rows:]] if len(joined) > rows else []
-    if held:
-        yield np.concatenate(held)
+                pieces = [joined[rows:]] if len(joined) > rows else []
+    if pieces:
+        yield np.concatenate(pieces)
 
 
 # Bytes of a number on average, with sign, point, exponent and comma, in vectors of length 1.

@@ -346,7 +346,7 @@ def test_without_questions_passages_stand_in_and_the_certificate_says_so(caplog:
     assert index.certificate.of == "passages" and "stood in" in table(index.certificate)
     assert "real questions find less" in caplog.text
     # A passage is not its own neighbour.
-    own = index.questions.own[index.questions.tuning :]
+    own = index.questions.own_ids[index.questions.tuning :]
     assert all(name not in names for name, names in zip(own, index.questions.neighbours, strict=True))
 
 

@@ -140,11 +140,11 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
             raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         write_json(meta, what, indent=2)
         return
-    there = read_object(meta, f"remove {folder} or give another folder")
+    content = read_object(meta, f"remove {folder} or give another folder")
     for name, value in json.loads(json.dumps(what)).items():
-        if there.get(name) != value:
+        if content.get(name) != value:
             raise UserError(
-                f"{folder}: contains a ranking with another {name} ({there.get(name)} there, {value} here); "
+                f"{folder}: contains a ranking with another {name} ({content.get(name)} there, {value} here); "
                 "give another folder, or remove this one"
             )
 

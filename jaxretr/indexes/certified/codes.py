@@ -67,26 +67,26 @@ def _encode(rows, centres, tokens, codebook, threshold, codes):
             nearest[g] = squares[g, code[g]]
         if not threshold * threshold < square:  # no threshold, or a row so short that no score reaches it
             continue
-        # `whole`: the part of the row's whole error along the row, with the codes so far.
+        # `projection`: the part of the row's whole error along the row, with the codes so far.
         eta = np.float32((dim - 1) * threshold * threshold / (square - threshold * threshold))
-        whole = np.float32(0)
+        projection = np.float32(0)
         for g in range(groups):
-            whole += along[g, code[g]]
+            projection += along[g, code[g]]
         # Change one group's code at a time, the groups with the largest errors first, while that lowers the loss.
         order = np.argsort(-nearest)
         for _ in range(_ROUNDS):
             changed = False
             for g in order:
                 old = code[g]
-                rest = whole - along[g, old]
+                rest = projection - along[g, old]
                 best, least = old, np.float32(0)
                 for c in range(count):
-                    less = (rest + along[g, c]) ** 2 - whole * whole
+                    less = (rest + along[g, c]) ** 2 - projection * projection
                     cost = (eta - 1) * less + squares[g, c] - squares[g, old]
                     if less <= 0 and cost < least:
                         best, least = c, cost
                 if best != old:
-                    whole = rest + along[g, best]
+                    projection = rest + along[g, best]
                     code[g] = best
                     changed = True
             if not changed:

@@ -56,7 +56,7 @@ class Anywhere:
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
         """Score candidates, equal scores by row; see `Reading.rescored`."""
-        (found, approximate), batch = proposed, len(queries)
+        (candidates, approximate), batch = proposed, len(queries)
         # A plain array: Numba does not know memory maps.
         base, added = np.asarray(self._rows.base.vectors), self._rows.added.vectors
         scores = np.full((batch, k), -np.inf, np.float32)
@@ -64,8 +64,8 @@ class Anywhere:
         counts = np.zeros(batch, np.int64)
 
         def rescore(part: slice) -> None:
-            candidates = queries[part], found[part], approximate[part]
-            _rescore_rows(*candidates, base, added, self._slots, scores[part], rows[part], counts[part])
+            arrays = queries[part], candidates[part], approximate[part]
+            _rescore_rows(*arrays, base, added, self._slots, scores[part], rows[part], counts[part])
 
         if threads < 2 or batch < 2 * threads:
             rescore(slice(0, batch))
@@ -101,19 +101,19 @@ class OnePass:
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
         """Score candidates; see `Reading.rescored`."""
-        found, approximate = proposed
-        exact = np.full(found.shape, -np.inf, np.float32)
+        candidates, approximate = proposed
+        exact = np.full(candidates.shape, -np.inf, np.float32)
         first = 0
         for block in self._rows.vector_blocks():
             values = np.asarray(block).view()
             values.flags.writeable = False  # one type for the compiled loop
-            score_candidates(queries, found, approximate, values, first, exact)
+            score_candidates(queries, candidates, approximate, values, first, exact)
             first += len(values)
-        best = np.lexsort((found, -exact), axis=-1)[:, :k]
+        best = np.lexsort((candidates, -exact), axis=-1)[:, :k]
         scores = np.full((len(queries), k), -np.inf, np.float32)
         names = np.full((len(queries), k), -1, np.int64)
         scores[:, : best.shape[1]] = np.take_along_axis(exact, best, axis=1)
-        names[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
+        names[:, : best.shape[1]] = np.take_along_axis(candidates, best, axis=1)
         return scores, names, np.minimum((~np.isnan(approximate)).sum(axis=1), k)
 
     def exact(
@@ -141,8 +141,8 @@ def _fetch(typingctx, address):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = (ir.Constant(number, value) for value in (0, 3, 1))
-        builder.call(function, [builder.inttoptr(arguments[0], byte), read, near, data])
+        read, locality, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, locality, data])
         return context.get_dummy_value()
 
     return types.void(types.uintp), code
@@ -159,19 +159,19 @@ def _product(query, row):
 
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
+def _rescore_rows(queries, candidates, approximate, base, added, slots, scores, rows, counts):
     dim = queries.shape[1]
     k = scores.shape[1]
-    names = np.empty(found.shape[1], np.int64)
-    places = np.empty(found.shape[1], np.int64)
+    names = np.empty(candidates.shape[1], np.int64)
+    places = np.empty(candidates.shape[1], np.int64)
     first, size = np.uintp(base.ctypes.data), np.uintp(base.itemsize * dim)
     lines = -(-base.itemsize * dim // _CACHE_LINE)
     for b in range(len(queries)):
         # `names` and `places` [n]: the candidates' rows and the slots of their vectors, without the missing ones (NaN).
         n = 0
-        for j in range(found.shape[1]):
+        for j in range(candidates.shape[1]):
             if approximate[b, j] == approximate[b, j]:
-                names[n] = found[b, j]
+                names[n] = candidates[b, j]
                 places[n] = slots[names[n]]
                 n += 1
         # `scores` and `rows` [kept]: the best so far, in their order.
@@ -206,11 +206,11 @@ def _before(score, row, other, other_row):
 
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def score_candidates(queries, found, approximate, block, first, exact):
+def score_candidates(queries, candidates, approximate, block, first, exact):
     """Score the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
     last = first + len(block)
     for b in range(len(queries)):
-        for j in range(found.shape[1]):
-            row = found[b, j]
+        for j in range(candidates.shape[1]):
+            row = candidates[b, j]
             if first <= row < last and approximate[b, j] == approximate[b, j]:
                 exact[b, j] = _product(queries[b], block[row - first])

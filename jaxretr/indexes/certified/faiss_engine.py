@@ -200,8 +200,8 @@ def _nearest(
     """Find the highest inner product of each row with a centre, and the number of that centre."""
     flat = faiss.IndexFlatIP(centres.shape[1])
     flat.add(np.ascontiguousarray(centres))
-    products, found = flat.search(np.ascontiguousarray(rows), 1)
-    return products[:, 0], found[:, 0]
+    products, leaves = flat.search(np.ascontiguousarray(rows), 1)
+    return products[:, 0], leaves[:, 0]
 
 
 def _padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -67,11 +67,11 @@ class Rows:
         Raises:
           UserError: one is missing or contains something else.
         """
-        again = "build the index again"
-        vectors = read_array(folder / VECTORS, np.float32, (rows, dim), again)
-        codes = None if code_size is None else read_array(folder / CODES, np.uint8, (rows, code_size), again)
-        tokens = read_array(folder / TOKENS, np.int32, (rows,), again) if tree else None
-        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, again))
+        remedy = "build the index again"
+        vectors = read_array(folder / VECTORS, np.float32, (rows, dim), remedy)
+        codes = None if code_size is None else read_array(folder / CODES, np.uint8, (rows, code_size), remedy)
+        tokens = read_array(folder / TOKENS, np.int32, (rows,), remedy) if tree else None
+        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, remedy))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -120,7 +120,7 @@ class Rows:
 
     def vector(self, row: int) -> NDArray[np.float32]:
         """The vector of a row, a copy."""
-        return self._taken(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
+        return self._gathered(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
 
     def vector_blocks(
         self, rows: NDArray[np.int64] | None = None, slots: NDArray[np.int64] | None = None
@@ -137,7 +137,7 @@ class Rows:
         slots = self.slots if slots is None else slots
         size = max(1, _PIECE_BYTES // max(1, self.base.vectors[:1].nbytes))
         for start in range(0, len(rows), size):
-            yield self._taken(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
+            yield self._gathered(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
 
     def slots_of_timing(self, parts: int = 2) -> NDArray[np.int64] | None:
         """The slots from which timed searches read the vectors: all in one part of the file.
@@ -152,7 +152,7 @@ class Rows:
           Slots, int64 [N]; None where all vectors may be held.
         """
         rows, dim = self.base.vectors.shape
-        some = held(rows, dim, parts)
+        some = vectors_in_memory(rows, dim, parts)
         return None if some == len(self.base.vectors) else self.slots % some
 
     def release(self) -> None:
@@ -173,11 +173,11 @@ class Rows:
     def _blocks(self, base: np.ndarray, added: np.ndarray) -> Iterator[np.ndarray]:
         size = max(1, _PIECE_BYTES // max(1, base[:1].nbytes))
         for start in range(0, len(self), size):
-            yield self._taken(base, added, self.slots[start : start + size])
+            yield self._gathered(base, added, self.slots[start : start + size])
             _release(base)
 
     @staticmethod
-    def _taken(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
+    def _gathered(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
         if (
             len(slots)
             and slots[-1] < len(base)
@@ -192,7 +192,7 @@ class Rows:
         return out
 
 
-def held(rows: int, dim: int, parts: int = 2) -> int:
+def vectors_in_memory(rows: int, dim: int, parts: int = 2) -> int:
     """The most vectors that measuring holds, whose pages count as this process's memory: a part, if there are many."""
     return max(-(-rows // parts), min(rows, _LEAST_HELD // (4 * dim)))
 

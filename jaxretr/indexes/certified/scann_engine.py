@@ -94,7 +94,7 @@ class _Proposer:
         del allowed  # ScaNN's restricts work without a tree alone.
         leaves = leaves or -1
         if len(queries) == 1:
-            found, approximate = self._scann.search(queries[0], count, -1, leaves)
-            return found[None], approximate[None]
+            rows, approximate = self._scann.search(queries[0], count, -1, leaves)
+            return rows[None], approximate[None]
         size = max(1, -(-len(queries) // threads))
         return self._scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, ScannEngine.batch))

@@ -69,26 +69,26 @@ def estimate(
     devices = mesh.shape[DATA] if mesh is not None else jax.local_device_count()
     platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
     unit = np.lcm(padded_rows(1, mesh) if mesh is not None else 1024, devices)
-    held = -(-min(rows, slab_rows or rows) // unit) * unit
+    resident_rows = -(-min(rows, slab_rows or rows) // unit) * unit
     stored = bytes_a_row(dim, first_pass or dtype)
     slabs = 1 if slab_rows is None or slab_rows >= rows else 2
-    found = 4 * k + 60 if first_pass else k
+    candidates = 4 * k + 60 if first_pass else k
     batch = next((size for size in QUERY_BUCKETS if size >= questions), QUERY_BUCKETS[-1])
-    asked = min(questions, QUERY_BUCKETS[-1])
+    batch_questions = min(questions, QUERY_BUCKETS[-1])
     on_host = platform == "cpu" and not (mesh is not None and mesh.is_multi_process)
     if on_host:
-        searching = working_bytes(dim, asked, found, float32=stored == dim * 4)
+        searching = working_bytes(dim, batch_questions, candidates, float32=stored == dim * 4)
     else:
         # A CPU's devices run side by side, and all of them take from one memory.
         side_by_side = devices if platform == "cpu" else 1
-        searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform)
-    results = questions * found * 12 + questions * dim * 4 * 2
+        searching = side_by_side * _search_bytes(resident_rows // devices, dim, batch, candidates, stored, platform)
+    results = questions * candidates * 12 + questions * dim * 4 * 2
     # The loops on a host are part of what it takes to search; XLA compiles nothing then.
     host = (0 if on_host else _PROGRAMS) + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
     if platform != "cpu":
-        host += held // devices * stored  # one device's rows on their way
+        host += resident_rows // devices * stored  # one device's rows on their way
     return Footprint(
-        rows=int(slabs * held * stored),
+        rows=int(slabs * resident_rows * stored),
         search=int(searching),
         host=int(host),
         on_host=platform == "cpu",

@@ -31,7 +31,7 @@ def merge_hits(
       by row, the lowest first. k'' is k, or the number of hits that all processes have together if that is less.
     """
     if jax.process_count() == 1:
-        return scores, [[name(row) for row in found] for found in rows.tolist()]
+        return scores, [[name(row) for row in question_rows] for question_rows in rows.tolist()]
     missing = ((0, 0), (0, k - scores.shape[1]))
     scores = np.pad(scores, missing, constant_values=-np.inf)
     rows = np.pad(rows, missing, constant_values=NO_ROW).astype(np.int32)
@@ -40,9 +40,11 @@ def merge_hits(
         _merge(scores[start : start + step], rows[start : start + step], name, k)
         for start in range(0, len(scores), step)
     ]
-    count = max((len(found) for _, ids in merged for found in ids), default=0)
+    count = max((len(question_rows) for _, ids in merged for question_rows in ids), default=0)
     best = [part[:, :count] for part, _ in merged]
-    return np.concatenate([np.empty((0, count), np.float32), *best]), [found for _, ids in merged for found in ids]
+    return np.concatenate([np.empty((0, count), np.float32), *best]), [
+        question_rows for _, ids in merged for question_rows in ids
+    ]
 
 
 def _merge(
@@ -55,10 +57,10 @@ def _merge(
     )
     order = np.lexsort((all_rows, -all_scores), axis=-1)[:, :k]
     rows = np.take_along_axis(all_rows, order, axis=1)
-    there = rows != NO_ROW
-    owners = (order // k)[there]
-    ids = iter(_names(owners, rows[there], name))
-    return np.take_along_axis(all_scores, order, axis=1), [[next(ids) for _ in range(n)] for n in there.sum(axis=1)]
+    is_hit = rows != NO_ROW
+    owners = (order // k)[is_hit]
+    ids = iter(_names(owners, rows[is_hit], name))
+    return np.take_along_axis(all_scores, order, axis=1), [[next(ids) for _ in range(n)] for n in is_hit.sum(axis=1)]
 
 
 def _names(owners: np.ndarray, rows: np.ndarray, name: Callable[[int], str]) -> list[str]:
@@ -71,5 +73,5 @@ def _names(owners: np.ndarray, rows: np.ndarray, name: Callable[[int], str]) -> 
     for place, text in enumerate(mine):
         sent[place, : len(text)], lengths[place] = np.frombuffer(text, np.uint8), len(text)
     texts, lengths = (np.asarray(part) for part in multihost_utils.process_allgather((sent, lengths)))
-    found = [iter(zip(*each, strict=True)) for each in zip(texts, lengths, strict=True)]
-    return [text[:length].tobytes().decode() for text, length in (next(found[owner]) for owner in owners)]
+    process_names = [iter(zip(*each, strict=True)) for each in zip(texts, lengths, strict=True)]
+    return [text[:length].tobytes().decode() for text, length in (next(process_names[owner]) for owner in owners)]

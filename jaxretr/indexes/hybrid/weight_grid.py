@@ -95,8 +95,10 @@ def search_weights(
     if not rows:
         raise UserError("no passages to search; give at least one")
     merged = [[to_host(array) for array in _merge(old, mesh=mesh)] for old in best]
-    scores, found = (np.concatenate([part[i] for part in merged], axis=1)[:, :count, : min(k, rows)] for i in (0, 1))
-    return scores, found.astype(np.int64)
+    scores, row_numbers = (
+        np.concatenate([part[i] for part in merged], axis=1)[:, :count, : min(k, rows)] for i in (0, 1)
+    )
+    return scores, row_numbers.astype(np.int64)
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"), donate_argnames="best")

@@ -169,7 +169,7 @@ def _numeric_problem(one: dict[str, Any], types: dict[str, str]) -> str:
 
 
 def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return content

@@ -30,8 +30,8 @@ def grouped_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> t
     by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
     """
     n, batch = shard.rows.shape[0], queries.shape[0]
-    whole = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
-    size = n if whole else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
+    is_single_block = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
+    size = n if is_single_block else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
     groups = _best_groups(queries, shard, k, size)
     # In the order of rows, so that the first of equal scores is the lowest row.
     of_questions = queries, jnp.sort(groups, axis=-1)
