@@ -51,22 +51,22 @@ def check_same_corpus(
     for index in indexes:
         if index is None:
             continue
-        own = index.facts().get("texts_fingerprint")
-        if own is None or texts is None:
+        fingerprint = index.facts().get("texts_fingerprint")
+        if fingerprint is None or texts is None:
             listed, _ = index.listing()
             same = ids is None or set(listed) == set(ids)
             ids = listed if ids is None else ids
         else:
-            same = own == texts
+            same = fingerprint == texts
         if not same:
             raise UserError(f"{index.name}: was encoded from other passages than {name}; encode the same corpus")
-        texts, name = own or texts, f"those in {index.name}"
+        texts, name = fingerprint or texts, f"those in {index.name}"
     assert ids is not None
     return ids
 
 
 def run_of(
-    search: Search, questions: Sequence[Question], k: int, own: Collection[str] = ()
+    search: Search, questions: Sequence[Question], k: int, own_questions: Collection[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Search, and leave out the passages that are the questions themselves.
 
@@ -74,18 +74,18 @@ def run_of(
       search: the function that finds passages.
       questions: the questions to search for.
       k: passages per question.
-      own: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
+      own_questions: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
 
     Returns:
       {question id: {passage id: score}} with k passages per question, or fewer where the search finds fewer.
     """
     # One more is searched for in place of the question itself.
-    scores, ids = search(questions, k + bool(own))
+    scores, ids = search(questions, k + bool(own_questions))
     run = {
         question.id: dict(zip(names, values[: len(names)], strict=True))
         for question, names, values in zip(questions, ids, scores.tolist(), strict=True)
     }
-    return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own).items()}
+    return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own_questions).items()}
 
 
 def depth(names: Sequence[str]) -> int:
@@ -126,7 +126,7 @@ class TestSet:
     source: str = ""
 
     @functools.cached_property
-    def own(self) -> frozenset[str]:
+    def own_questions(self) -> frozenset[str]:
         """The ids of the questions that are passages themselves, which do not count as found."""
         return own_ids(self.questions, self.corpus, self.qrels)
 
@@ -141,7 +141,7 @@ class TestSet:
         questions = self.questions
         if texts is not None:
             questions = [dataclasses.replace(each, text=text) for each, text in zip(questions, texts, strict=True)]
-        return run_of(search, questions, k, self.own)
+        return run_of(search, questions, k, self.own_questions)
 
     def others(self, run: Run, names: Sequence[str], name: str) -> Run:
         """Leave out a run's hits that are the question itself; warn where fewer hits are left than these metrics look at.
@@ -151,9 +151,9 @@ class TestSet:
           names: the names of the metrics.
           name: the run's name, for the warning.
         """
-        kept = without_own(run, self.own)
+        kept = without_own(run, self.own_questions)
         cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
-        short = [id for id in self.own if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
+        short = [id for id in self.own_questions if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
         if short and len(run[short[0]]) < len(self.corpus):
             log.warning(
                 "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one "
@@ -216,13 +216,13 @@ class TestSet:
 def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
     """Warn where most first hits seem to be the question itself, which only the texts can tell."""
     best = {id: max(run[id], key=run[id].__getitem__) for id in qrels if run.get(id)}
-    own = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
-    if 2 * len(own) > len(best):
+    suspects = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
+    if 2 * len(suspects) > len(best):
         log.warning(
             "%s: the first hit of %d of %d questions has the question's own id and is not relevant; if the corpus contains "
             "the questions, give corpus and queries as well, so that they are left out",
             name,
-            len(own),
+            len(suspects),
             len(best),
         )
 

@@ -57,6 +57,6 @@ def retrieval_metrics(
         judged = {question.id: dict(qrels[question.id]) for question in questions}
         values |= metrics.evaluate(judged, run, list(measures))
     if any(question.answers for question in questions):
-        passages = ([corpus.texts[row] for row in found if row >= 0] for found in rows)
+        passages = ([corpus.texts[row] for row in question_rows if row >= 0] for question_rows in rows)
         values |= accuracy([question.answers for question in questions], passages, ks=(1, 5, 20, 100))
     return values

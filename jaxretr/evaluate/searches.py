@@ -89,12 +89,12 @@ def find_all(
             lengths[name] = search.lengths
         return on.search(search, k)
 
-    found: list[tuple[str, Run]] = []
+    runs: list[tuple[str, Run]] = []
     for name, one in systems:
-        k = max(depth(metrics), 0 if found else first_hits)
-        found.append((name, hits_of(name, one, k) if callable(one) else on.others(one, metrics, name)))
+        k = max(depth(metrics), 0 if runs else first_hits)
+        runs.append((name, hits_of(name, one, k) if callable(one) else on.others(one, metrics, name)))
     note_lengths(lengths)
-    return found
+    return runs
 
 
 def note_lengths(read: Mapping[str, tuple[int, int]]) -> None:

@@ -200,15 +200,15 @@ def evaluate_suite(
     results: dict[str, Result] = {}
     for number, one in enumerate(data_sets, start=1):
         place = f"{one.name} ({number} of {len(data_sets)})"
-        found = known.get(one.name)
-        if found is None:
+        result = known.get(one.name)
+        if result is None:
             log.info("%s", place)
-            found = _measured(model, one, metrics, relevance_level, batch_size)
+            result = _measured(model, one, metrics, relevance_level, batch_size)
             if out is not None:
-                write_result(out, one, settings, found, name_of(model))
+                write_result(out, one, settings, result, name_of(model))
         else:
             log.info("%s: measured before, taken from %s", place, out)
-        results[one.name] = found
+        results[one.name] = result
     report = SuiteReport(name_of(model), results, skipped)
     if out is not None:
         with atomic_write(out / _SUITE) as file:
@@ -243,21 +243,21 @@ def find_data_sets(root: Input, splits: Sequence[str]) -> tuple[list[DataSet], d
     Raises:
       UserError: there is no such folder.
     """
-    found, skipped = [], {}
+    data_sets, skipped = [], {}
     for name, place in _places(source_of(root)).items():
         named = isinstance(place, NamedSource)
         files = ("corpus.jsonl", "queries.jsonl")
         missing = [] if isinstance(place, NamedSource) else [file for file in files if _input(place.path, file) is None]
-        there = beir_splits(place)
-        split = next((split for split in splits if split in there), None)
+        existing_splits = beir_splits(place)
+        split = next((split for split in splits if split in existing_splits), None)
         if missing:
             skipped[name] = f"it has no {' and no '.join(missing)}"
         elif split is None:
             file, nothing = ("", "no judgements") if named else (f" (qrels/{splits[0]}.tsv)", "no judgements at all")
-            skipped[name] = f"no split {' or '.join(splits)}{file}, it has {', '.join(there) or nothing}"
+            skipped[name] = f"no split {' or '.join(splits)}{file}, it has {', '.join(existing_splits) or nothing}"
         else:
-            found.append(DataSet(name, place, split))
-    return found, skipped
+            data_sets.append(DataSet(name, place, split))
+    return data_sets, skipped
 
 
 def _places(root: Source) -> dict[str, Source]:

@@ -117,7 +117,7 @@ def tune(
         raise UsageError("give --corpus FILE; only with --index-a, --index-b and --qrels it is not needed")
     dev, metric = _read_dev(beir, split, corpus, queries, qrels, metric, match)
     # One passage more is searched for in place of a question that is a passage itself.
-    k, texts = hits_needed(dev, metric) + bool(dev.own), dev.corpus if len(dev.corpus) else None
+    k, texts = hits_needed(dev, metric) + bool(dev.own_questions), dev.corpus if len(dev.corpus) else None
     if out is not None:
         check_replaceable(out)
     encoder = load_models(models, how, dtype=dtype)
@@ -139,8 +139,8 @@ def tune(
         how = encoder.config.how
 
         def evaluate(weights: Sequence[float]) -> dict[float, dict[str, float]]:
-            found = _search_grid(weights, how, questions, passages, len(ids), k)
-            return {weight: values_of(dev, metric, weight, *hits, ids) for weight, hits in found.items()}
+            hits_of = _search_grid(weights, how, questions, passages, len(ids), k)
+            return {weight: values_of(dev, metric, weight, *hits, ids) for weight, hits in hits_of.items()}
 
         curve = trace(
             evaluate,
@@ -251,11 +251,11 @@ def _search_grid(
 ) -> dict[float, tuple[np.ndarray, np.ndarray]]:
     """Find each weight's scores and rows [B, k] in one pass over N passages; for sums each model alone is another pass."""
     if how == "sum":
-        alone = [weight for weight in weights if weight in (0, math.inf)]
-        between = [weight for weight in weights if weight not in alone]
+        single = [weight for weight in weights if weight in (0, math.inf)]
+        between = [weight for weight in weights if weight not in single]
         summed = [lambda: _sums(passages)] * 2
-        found = _search_grid(alone, "concatenate", questions, passages, count, k) if alone else {}
-        return found | _search_grid(between, "concatenate", questions, summed, count, k)
+        hits_of = _search_grid(single, "concatenate", questions, passages, count, k) if single else {}
+        return hits_of | _search_grid(between, "concatenate", questions, summed, count, k)
     with Progress(count, "passage", f"searched with {len(weights)} weights") as progress:
 
         def counted() -> Iterator[np.ndarray]:
@@ -275,18 +275,18 @@ def _sampled_scores(
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
     chosen = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
-    sampled = [_taken(blocks(), rows) for blocks in passages]
+    sampled = [_gathered(blocks(), rows) for blocks in passages]
     if how == "sum":
         sampled = [sampled[0] + sampled[1]] * 2
     for number in chosen:
         yield sampled[0] @ questions[0][number], sampled[1] @ questions[1][number]
 
 
-def _taken(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _gathered(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
     """Take some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
-    found, start = [], 0
+    parts, start = [], 0
     for block in blocks:
         inside = rows[(rows >= start) & (rows < start + len(block))]
-        found.append(np.asarray(block[inside - start], np.float32))
+        parts.append(np.asarray(block[inside - start], np.float32))
         start += len(block)
-    return np.concatenate(found)
+    return np.concatenate(parts)

@@ -16,7 +16,7 @@ class Answer(JSONResponse):
         try:
             return to_json(content)
         except PydanticSerializationError:  # Half a surrogate pair, which an older index may hold.
-            return to_json(_whole(content))
+            return to_json(_encodable(content))
 
     @classmethod
     def of(cls, problem: Problem) -> "Answer":
@@ -24,10 +24,10 @@ class Answer(JSONResponse):
         return cls(problem.to_json(), problem.status, headers=problem.headers)
 
 
-def _whole(content: Any) -> Any:
+def _encodable(content: Any) -> Any:
     """The content with a question mark in place of each character that UTF-8 cannot hold."""
     if isinstance(content, str):
         return content.encode("utf-8", "replace").decode()
     if isinstance(content, dict):
-        return {_whole(key): _whole(value) for key, value in content.items()}
-    return [_whole(each) for each in content] if isinstance(content, list | tuple) else content
+        return {_encodable(key): _encodable(value) for key, value in content.items()}
+    return [_encodable(each) for each in content] if isinstance(content, list | tuple) else content

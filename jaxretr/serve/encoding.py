@@ -117,9 +117,9 @@ class BatchEncoder:
         Raises:
           UserError: one of the texts is not text.
         """
-        found = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
-        rows = list(zip(*(ids for ids, _ in found), strict=True))
-        return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in found))
+        part_rows = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
+        rows = list(zip(*(ids for ids, _ in part_rows), strict=True))
+        return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in part_rows))
 
     def padded(self, side: Side, length: int) -> int:
         """The length at which a batch is computed, given its longest text's tokens, in the part that pads most."""

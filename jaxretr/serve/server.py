@@ -46,9 +46,9 @@ def check_alone(workers: int | None) -> None:
     Raises:
       UsageError: --workers, or the environment's WEB_CONCURRENCY, asks for more than one.
     """
-    asked = os.environ.get("WEB_CONCURRENCY", "1")
+    concurrency = os.environ.get("WEB_CONCURRENCY", "1")
     what = f"--workers {workers}" if workers is not None and workers != 1 else None
-    what = what or (f"WEB_CONCURRENCY={asked}" if asked not in ("", "1") else None)
+    what = what or (f"WEB_CONCURRENCY={concurrency}" if concurrency not in ("", "1") else None)
     if what is not None:
         raise UsageError(
             f"{what}: only one process can serve, since each would load the model and the indexes again, share no batches, "
@@ -210,23 +210,23 @@ class _Door:
     async def _loaded(self) -> Service:
         """Load and start the service in a thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
-        made: asyncio.Future[Service] = loop.create_future()
+        future: asyncio.Future[Service] = loop.create_future()
 
         def tell(what: Callable[[Any], None], value: Any) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended.
-                loop.call_soon_threadsafe(lambda: made.done() or what(value))
+                loop.call_soon_threadsafe(lambda: future.done() or what(value))
 
         def load() -> None:
             try:
                 service = self._load()
                 service.start()
-                tell(made.set_result, service)
+                tell(future.set_result, service)
             except BaseException as error:
-                tell(made.set_exception, error)
+                tell(future.set_exception, error)
 
         self._thread = threading.Thread(target=load, name="load", daemon=True)
         self._thread.start()
-        return await made
+        return await future
 
 
 class _Server(uvicorn.Server):

@@ -184,10 +184,10 @@ class Service:
           NotFound: there is none of this id, or no such index.
         """
         async with self.indexes.used(index) as opened:
-            [found] = await self._threads.search(opened.documents, [id])
-        if found is None:
+            [document] = await self._threads.search(opened.documents, [id])
+        if document is None:
             raise NotFound(f"no document {id[:80]!r} in the index {index!r}", "id")
-        return {"id": found.id, "title": found.title, "text": found.text, "metadata": dict(found.metadata)}
+        return {"id": document.id, "title": document.title, "text": document.text, "metadata": dict(document.metadata)}
 
     async def rerank(self, request: RerankRequest) -> answers.RerankAnswer:
         """Score documents for a question, best first.

@@ -225,7 +225,7 @@ def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(
     rows = np.array([[row, *(other for other in range(7) if other != row)] for row in first])
     scores = np.tile(np.arange(7, 0, -1, dtype=np.float32), (4, 1))
     dev = TestSet(data.questions, data.corpus, data.qrels)
-    assert dev.own and hits_needed(dev, "mrr@3") == 100
+    assert dev.own_questions and hits_needed(dev, "mrr@3") == 100
     # Behind themselves, a1 finds its relevant passage first and a2 its own third.
     assert values_of(dev, "mrr@3", 0.0, scores, rows, ids) == pytest.approx(
         {"a1": 1.0, "a2": 1 / 3, "a3": 1.0, "7": 1 / 3}
@@ -237,7 +237,7 @@ def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(
     assert values_of(by_answers, "acc@1", 0.0, scores[:2, :2], order, ids) == {"a1": 0.0, "a2": 1.0}
     # Without texts all count, with one warning.
     without = TestSet(data.questions, Corpus([], [], []), data.qrels)
-    assert not without.own
+    assert not without.own_questions
     for weight in (0.0, 1.0):
         assert values_of(without, "mrr@3", weight, scores, rows, ids)["a1"] == 1 / 2
     assert ["own id" in record.message for record in caplog.records] == [True]
