@@ -45,12 +45,6 @@ def evaluate(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]: ...
 
 
-@overload
-def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool, *, relevance_level: int = 1
-) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]: ...
-
-
 def evaluate(
     qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool = False, *, relevance_level: int = 1
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]:

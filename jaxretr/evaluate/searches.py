@@ -90,9 +90,9 @@ def find_all(
         return on.search(search, k)
 
     runs: list[tuple[str, Run]] = []
-    for name, one in systems:
+    for name, run in systems:
         k = max(depth(metrics), 0 if runs else first_hits)
-        runs.append((name, hits_of(name, one, k) if callable(one) else on.others(one, metrics, name)))
+        runs.append((name, hits_of(name, run, k) if callable(run) else on.others(run, metrics, name)))
     note_lengths(lengths)
     return runs
 

@@ -274,11 +274,11 @@ def _sampled_scores(
     """Yield both models' scores of some passages for some questions."""
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
-    chosen = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
+    numbers = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
     sampled = [_gathered(blocks(), rows) for blocks in passages]
     if how == "sum":
         sampled = [sampled[0] + sampled[1]] * 2
-    for number in chosen:
+    for number in numbers:
         yield sampled[0] @ questions[0][number], sampled[1] @ questions[1][number]
 
 

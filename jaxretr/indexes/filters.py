@@ -70,8 +70,8 @@ class Filters:
             mask[self._rows_of("deny", deny)] = False
         for field, allowed_values in several_of(where or {}).items():
             codes, code_of = self._field(field)
-            chosen = [code_of.get(key_of(value)) for value in allowed_values]
-            mask &= np.isin(codes, [code for code in chosen if code is not None])
+            allowed_codes = [code_of.get(key_of(value)) for value in allowed_values]
+            mask &= np.isin(codes, [code for code in allowed_codes if code is not None])
         return mask
 
     def _rows_of(self, what: str, ids: Iterable[str]) -> np.ndarray:

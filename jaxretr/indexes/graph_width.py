@@ -161,7 +161,7 @@ def _tune(
         certain[width] = certain_recall(recalls, k)
         if certain[width] >= max(targets) or recalls.min() == 1:  # more cannot be shown
             break
-    chosen = []
+    settings = []
     for target in targets:
         enough = [width for width, bound in certain.items() if bound >= target]
         width = min(enough) if enough else max(certain, key=lambda width: (certain[width], -width))
@@ -175,8 +175,8 @@ def _tune(
                 certain[width],
                 len(truth.vectors),
             )
-        chosen.append(Width(target=target, width=width, reached=bool(enough)))
-    return chosen
+        settings.append(Width(target=target, width=width, reached=bool(enough)))
+    return settings
 
 
 def measured_again(certificate: Certificate, search: WidthSearch, truth: GroundTruth) -> tuple[list[str], str]:
@@ -211,6 +211,6 @@ def _at(search: WidthSearch, width: int) -> Search:
 def padded(question_rows: Sequence[Sequence[int] | NDArray[np.int64]], k: int) -> NDArray[np.int64]:
     """Rows of B questions as int64 [B, k], with -1 where there are fewer."""
     rows = np.full((len(question_rows), k), -1, np.int64)
-    for number, some in enumerate(question_rows):
-        rows[number, : len(some)] = some
+    for number, found_rows in enumerate(question_rows):
+        rows[number, : len(found_rows)] = found_rows
     return rows

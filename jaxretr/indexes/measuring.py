@@ -36,9 +36,9 @@ class GroundTruth:
     exact: NDArray[np.int64]
     own_rows: NDArray[np.int64]
 
-    def part(self, some: slice) -> "GroundTruth":
+    def part(self, questions: slice) -> "GroundTruth":
         """Some of the questions."""
-        return GroundTruth(self.vectors[some], self.exact[some], self.own_rows[some])
+        return GroundTruth(self.vectors[questions], self.exact[questions], self.own_rows[questions])
 
     def recalls(self, search: Search, k: int) -> NDArray[np.float64]:
         """Measure the share of each question's k exact neighbours that a search finds, float64 [B]."""
@@ -47,8 +47,8 @@ class GroundTruth:
         for question, (rows, neighbours, itself) in enumerate(
             zip(question_rows.tolist(), self.exact, self.own_rows, strict=True)
         ):
-            kept = [row for row in rows if row != itself][:k]
-            shares[question] = len(set(kept) & set(neighbours[:k].tolist())) / len(neighbours[:k])
+            hits = [row for row in rows if row != itself][:k]
+            shares[question] = len(set(hits) & set(neighbours[:k].tolist())) / len(neighbours[:k])
         return shares
 
 

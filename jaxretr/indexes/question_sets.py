@@ -78,8 +78,8 @@ def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
         raise UserError(f"questions: {len(questions)} is too few; one half is tuned on and the other certifies")
     order = np.random.default_rng(seed).permutation(len(questions))
     half = min(len(order) // 2, most)
-    kept = order[: 2 * half]
-    return Questions(np.ascontiguousarray(questions[kept]), half, False, (None,) * len(kept))
+    numbers = order[: 2 * half]
+    return Questions(np.ascontiguousarray(questions[numbers]), half, False, (None,) * len(numbers))
 
 
 def stand_ins(
@@ -94,9 +94,9 @@ def stand_ins(
       most: see above.
     """
     count = min(len(ids) // 2, most) * 2
-    kept = list(map(int, np.random.default_rng(seed).choice(len(ids), count, replace=False)))
+    numbers = list(map(int, np.random.default_rng(seed).choice(len(ids), count, replace=False)))
     log.warning("no questions are given: tuned and certified on passages, which are easier; real questions find less")
-    return Questions(np.stack([vector(row) for row in kept]), count // 2, True, tuple(ids[row] for row in kept))
+    return Questions(np.stack([vector(row) for row in numbers]), count // 2, True, tuple(ids[row] for row in numbers))
 
 
 def with_exact(
@@ -112,10 +112,10 @@ def with_exact(
 def without_own(vectors: NDArray[np.float32], rows: NDArray[np.int64], own_rows: NDArray[np.int64]) -> GroundTruth:
     """Leave each question's own row out of its exact neighbours, which are one more than needed if any is a row."""
     if (own_rows >= 0).any():
-        some = rows.shape[1] - 1
+        depth = rows.shape[1] - 1
         rows = np.array(
             [
-                [row for row in neighbours if row != itself][:some]
+                [row for row in neighbours if row != itself][:depth]
                 for neighbours, itself in zip(rows, own_rows, strict=True)
             ]
         )

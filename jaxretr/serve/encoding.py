@@ -153,7 +153,7 @@ class BatchEncoder:
             return computed
         parts = [computed[:, part] for part in self.slices()]
         if side == "question":
-            parts = [np.float32(weight) * one for weight, one in zip(weights or self.weights, parts, strict=True)]
+            parts = [np.float32(weight) * vector for weight, vector in zip(weights or self.weights, parts, strict=True)]
         return np.concatenate(parts, axis=1) if self.encoder.config.how == "concatenate" else np.sum(parts, axis=0)
 
     def slices(self) -> list[slice]:

@@ -108,8 +108,8 @@ class Service:
         if self.reranker is not None:
             self.reranker.compile()
         # A first search reads or compiles what it needs, of an index that is empty now as well.
-        some = np.ones((1, self.encoder.dim), np.float32)
-        search_blocks(iter([some]), some, 1)
+        vector = np.ones((1, self.encoder.dim), np.float32)
+        search_blocks(iter([vector]), vector, 1)
         for name in self.indexes.names:
             index = self.indexes.get(name)
             if len(index):

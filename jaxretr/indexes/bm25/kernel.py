@@ -487,11 +487,11 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
             continue
         if rest[i] < 2 * threshold or (threshold == least and rest[i] < rest[0] - rest[i]):
             # The passages with the rarest words, which came first, are likely to be the best ones.
-            some = min(seen, looked_at)
-            for j in range(some):
+            size = min(seen, looked_at)
+            for j in range(size):
                 totals[j] = sums[rows[j]]
             threshold = _completed_kth_best(
-                lists, distinct[i:], times[i:], rows[:some], totals[:some], k, threshold, room, scratch.matches
+                lists, distinct[i:], times[i:], rows[:size], totals[:size], k, threshold, room, scratch.matches
             )
 
     # `candidates` and `totals` [held]: the passages that the remaining words can lift to the threshold.

@@ -386,6 +386,6 @@ def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
     lengths, lines = np.load(shard / "id-lengths.npy"), np.load(shard / "lines.npy")
     with open(shard / "ids.bin", "rb") as file:
         for start in range(0, len(lengths), _IDS_AT_A_TIME):
-            some = slice(start, start + _IDS_AT_A_TIME)
-            for length, line in zip(lengths[some].tolist(), lines[some].tolist(), strict=True):
+            part = slice(start, start + _IDS_AT_A_TIME)
+            for length, line in zip(lengths[part].tolist(), lines[part].tolist(), strict=True):
                 yield file.read(length), line, number

@@ -112,9 +112,9 @@ class Postings:
         kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
         # An entry that adds nothing (Robertson's idf is 0 for words of half the passages) is not a posting.
         if len(scores) and scores.min() <= 0:
-            kept = scores > 0
-            starts = np.concatenate([[0], np.cumsum(kept)])[starts]
-            rows, scores = rows[kept], scores[kept]
+            is_posting = scores > 0
+            starts = np.concatenate([[0], np.cumsum(is_posting)])[starts]
+            rows, scores = rows[is_posting], scores[is_posting]
         # `best` [V]: the highest score of each word that has postings left.
         best = np.zeros(len(order), np.float32)
         occurring_words = np.flatnonzero(np.diff(starts))

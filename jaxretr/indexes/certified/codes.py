@@ -25,13 +25,13 @@ def codes_of(rows: NDArray[np.float32], learnt: Learnt) -> tuple[NDArray[np.uint
     codes = np.empty((len(rows), len(learnt.codebook)), np.uint8)
     tokens = np.empty(len(rows), np.int32)
 
-    def part(start: int) -> None:
-        some = slice(start, start + _ROWS)
-        tokens[some] = nearest(rows[some], learnt.centres)
-        _encode(rows[some], learnt.centres, tokens[some], learnt.codebook, learnt.threshold, codes[some])
+    def encode_part(start: int) -> None:
+        part = slice(start, start + _ROWS)
+        tokens[part] = nearest(rows[part], learnt.centres)
+        _encode(rows[part], learnt.centres, tokens[part], learnt.codebook, learnt.threshold, codes[part])
 
     with ThreadPoolExecutor(cpu_threads()) as pool:
-        list(pool.map(part, range(0, len(rows), _ROWS)))
+        list(pool.map(encode_part, range(0, len(rows), _ROWS)))
     return codes, tokens
 
 

@@ -176,7 +176,7 @@ def _rescore_rows(queries, candidates, approximate, base, added, slots, scores, 
                 n += 1
         # `scores` and `rows` [kept]: the best so far, in their order.
         query = queries[b]
-        kept = 0
+        count = 0
         for j in range(n):
             if j + _AHEAD < n and places[j + _AHEAD] < len(base):
                 start = first + np.uintp(places[j + _AHEAD]) * size
@@ -186,17 +186,17 @@ def _rescore_rows(queries, candidates, approximate, base, added, slots, scores, 
             row = base[slot] if slot < len(base) else added[slot - len(base)]
             total = _product(query, row)
             # Candidates come in about the order of their scores: the place is near the end of the list.
-            place = kept
+            place = count
             while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
                 place -= 1
             if place < k:
-                kept = min(kept + 1, k)
-                for later in range(kept - 1, place, -1):
+                count = min(count + 1, k)
+                for later in range(count - 1, place, -1):
                     scores[b, later] = scores[b, later - 1]
                     rows[b, later] = rows[b, later - 1]
                 scores[b, place] = total
                 rows[b, place] = names[j]
-        counts[b] = kept
+        counts[b] = count
 
 
 @compiled()

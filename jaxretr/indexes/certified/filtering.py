@@ -98,21 +98,21 @@ def certified(index: Measurable, questions: Questions) -> tuple[FilterLine, ...]
     lines: list[FilterLine] = []
     k = index.facts.k
     for share in SHARES:
-        some = [(setting, setting.with_share(share)) for setting in index.facts.settings]
-        if not _enough(index, share) or not any(setting for _, setting in some):
+        settings = [(setting, setting.with_share(share)) for setting in index.facts.settings]
+        if not _enough(index, share) or not any(setting for _, setting in settings):
             break
         cases = _cases(index, questions, questions.certify, share)
         exact_seconds = _exact_seconds(index, cases)
-        for setting, chosen in some:
-            if chosen is None:
+        for setting, filter_setting in settings:
+            if filter_setting is None:
                 continue
-            recalls = {kind: Recall.of(values, k) for kind, values in _recalls(index, cases, chosen).items()}
-            seconds = _seconds(index, cases, _search(index, chosen))
+            recalls = {kind: Recall.of(values, k) for kind, values in _recalls(index, cases, filter_setting).items()}
+            seconds = _seconds(index, cases, _search(index, filter_setting))
             lines.append(
                 FilterLine(
                     target=setting.target,
                     share=share,
-                    leaves=chosen.leaves,
+                    leaves=filter_setting.leaves,
                     ms=1000 * seconds,
                     exact_ms=1000 * exact_seconds,
                     **recalls,
@@ -130,7 +130,7 @@ def _fastest(
     index: Measurable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
 ) -> FilterSetting:
     """The fewest leaves that reach the target for certain with every kind of filter, or exact search if that is faster."""
-    chosen = FilterSetting(
+    fallback = FilterSetting(
         share=share,
         approximate=False,
         leaves=leaves,
@@ -141,19 +141,19 @@ def _fastest(
     )
     while True:
         tried = replace(
-            chosen,
+            fallback,
             approximate=True,
             leaves=leaves,
-            seconds=_seconds(index, cases, _search(index, replace(chosen, leaves=leaves))),
+            seconds=_seconds(index, cases, _search(index, replace(fallback, leaves=leaves))),
         )
         if tried.seconds >= exact_seconds:
-            return chosen
+            return fallback
         recalls = _recalls(index, cases, tried)
         certain = min(certain_recall(values, index.facts.k) for values in recalls.values())
         if certain >= setting.target:
             return replace(tried, certain=certain)
         if leaves >= index.facts.leaves or not leaves:
-            return chosen
+            return fallback
         leaves = min(index.facts.leaves, max(leaves + 1, round(_STEP * leaves)))
 
 
@@ -190,7 +190,7 @@ def _recalls(index: Measurable, cases: Sequence[Case], setting: FilterSetting) -
 def _exact_seconds(index: Measurable, cases: Sequence[Case]) -> float:
     """The seconds of a question if every allowed row is scored, measured as `_seconds` does."""
     reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
-    return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
+    return _seconds(index, cases, lambda case, questions: reading.exact(questions, index.facts.k, case.allowed))
 
 
 def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
@@ -237,10 +237,10 @@ def _cases(index: Measurable, questions: Questions, part: slice, share: float) -
     for number in range(len(centres)):
         allowed = np.zeros(n, bool)
         allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
-        for kind, chosen in kinds:
-            some = np.flatnonzero(chosen == number)
-            if len(some):
-                cases.append(_case(index, kind, vectors[some], own_rows[some], allowed))
+        for kind, centre_of in kinds:
+            of_centre = np.flatnonzero(centre_of == number)
+            if len(of_centre):
+                cases.append(_case(index, kind, vectors[of_centre], own_rows[of_centre], allowed))
     index.rows.release()
     memory.give_back()
     return cases

@@ -259,14 +259,14 @@ class ScannIndex:
             setting = self._setting(target_recall)
             return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads)
         # Shares are of whole rows: one row less than a half of an odd number is a half.
-        chosen = (
+        setting = (
             None
             if self._exact is not None
             else self._setting(target_recall).with_share((allowed_count + 1) / len(self))
         )
-        if chosen is None:
+        if setting is None:
             return self.searcher.exact(queries, k, allowed)
-        return self.searcher.search_allowed(queries, k, allowed, chosen.leaves, chosen.candidates, threads)
+        return self.searcher.search_allowed(queries, k, allowed, setting.leaves, setting.candidates, threads)
 
     def prepare(self) -> None:
         """Read the codes now, and not in the first search."""

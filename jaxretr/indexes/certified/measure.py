@@ -36,8 +36,8 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
         rows, approximate = index.searcher.candidates(truth.vectors, leaves, count, cpu_threads())
         return np.where(np.isnan(approximate), -1, rows.astype(np.int64))
 
-    def search(leaves: int, count: int, some: int) -> object:
-        return index.searcher.search(truth.vectors[:some], k, leaves, count, 1, reading)
+    def search(leaves: int, count: int, questions_timed: int) -> object:
+        return index.searcher.search(truth.vectors[:questions_timed], k, leaves, count, 1, reading)
 
     settings = tune(candidates, search, truth.exact, truth.own_rows, targets=targets, leaves=index.facts.leaves, rows=n)
     index.rows.release()

@@ -112,10 +112,10 @@ class Rows:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove the rows of ids, all of which are there; the others close up."""
         row_of = self.row_of()
-        kept = np.ones(len(self.slots), bool)
-        kept[[row_of[name] for name in ids]] = False
-        self.slots = self.slots[kept]
-        self.ids = [name for name, keep in zip(self.ids, kept.tolist(), strict=True) if keep]
+        mask = np.ones(len(self.slots), bool)
+        mask[[row_of[name] for name in ids]] = False
+        self.slots = self.slots[mask]
+        self.ids = [name for name, keep in zip(self.ids, mask.tolist(), strict=True) if keep]
         self._row_of = None
 
     def vector(self, row: int) -> NDArray[np.float32]:
@@ -152,8 +152,8 @@ class Rows:
           Slots, int64 [N]; None where all vectors may be held.
         """
         rows, dim = self.base.vectors.shape
-        some = vectors_in_memory(rows, dim, parts)
-        return None if some == len(self.base.vectors) else self.slots % some
+        held = vectors_in_memory(rows, dim, parts)
+        return None if held == len(self.base.vectors) else self.slots % held
 
     def release(self) -> None:
         """Give back the pages of the vectors' file that were read; they count as this process's memory."""

@@ -99,9 +99,9 @@ class Searcher:
             scores[short], rows[short], counts[short] = reading.rescored(queries[short], proposed, k, threads)
         # An engine may give up on a question, such as one of zeros: then every passage is scored.
         for question in np.flatnonzero(counts < k):
-            one, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
+            part, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
             none = np.zeros(everything.shape, np.float32)
-            scores[one], rows[one], _ = reading.rescored(queries[one], (everything, none), k, 1)
+            scores[part], rows[part], _ = reading.rescored(queries[part], (everything, none), k, 1)
         return scores, rows
 
     def search_allowed(
@@ -136,20 +136,20 @@ class Searcher:
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pending = np.arange(len(queries))  # the questions that are not answered yet
         wider = min(_MORE_LEAVES * leaves, self._facts.leaves), min(_MORE_CANDIDATES * count, n)
-        for some_leaves, some_count in ((leaves, count), wider):
+        for leaf_count, batch_count in ((leaves, count), wider):
             # The best rows, or the leaves that were searched, may hold few that are allowed, and better ones be elsewhere.
             short = []
-            size = self._batch(some_count, threads)
-            for some in (pending[start : start + size] for start in range(0, len(pending), size)):
-                questions = queries[some]
+            size = self._batch(batch_count, threads)
+            for part in (pending[start : start + size] for start in range(0, len(pending), size)):
+                questions = queries[part]
                 proposer = self._current(self._engine)
-                candidate_rows, approximate = proposer.propose(questions, some_count, some_leaves, threads, allowed)
+                candidate_rows, approximate = proposer.propose(questions, batch_count, leaf_count, threads, allowed)
                 # `is_candidate` [b, at most some_count]: the candidates that exist and that the filter allows.
                 is_candidate = ~np.isnan(approximate)
                 is_candidate[is_candidate] = allowed[candidate_rows[is_candidate]]
                 proposed = candidate_rows, np.where(is_candidate, approximate, np.float32(np.nan))
-                scores[some], rows[some], _ = reading.rescored(questions, proposed, k, threads)
-                short.append(some[np.count_nonzero(is_candidate, axis=1) < candidates])
+                scores[part], rows[part], _ = reading.rescored(questions, proposed, k, threads)
+                short.append(part[np.count_nonzero(is_candidate, axis=1) < candidates])
             pending = np.concatenate([pending[:0], *short])
         # Both attempts proposed too few: score all allowed rows.
         if len(pending):

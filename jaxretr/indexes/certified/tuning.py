@@ -110,25 +110,25 @@ def tune(
     # (leaves, candidates) -> recall and its bound.
     measured: dict[tuple[int, int], tuple[float, float]] = {}
 
-    def measure(some: int) -> None:
-        places = _places(candidates(some, most), exact)
+    def measure(leaf_count: int) -> None:
+        places = _places(candidates(leaf_count, most), exact)
         for count in counts:
             recalls = (places < count).mean(axis=1)
-            measured[some, count] = float(recalls.mean()), certain_recall(recalls, k)
+            measured[leaf_count, count] = float(recalls.mean()), certain_recall(recalls, k)
 
     extra_rungs = 0
-    for some in ladder(1, leaves) if leaves > 1 else [0]:
-        measure(some)
+    for leaf_count in ladder(1, leaves) if leaves > 1 else [0]:
+        measure(leaf_count)
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
-        extra_rungs += measured[some, counts[-1]][1] >= max(targets)
+        extra_rungs += measured[leaf_count, counts[-1]][1] >= max(targets)
         if extra_rungs > 3:
             break
     settings = _fastest(measured, search, targets, len(exact), clock)
-    rungs, chosen = sorted({some for some, _ in measured}), {setting.leaves for setting in settings}
-    steps = [step for step in itertools.pairwise(rungs) if not chosen.isdisjoint(step)]
+    rungs, fastest = sorted({leaf_count for leaf_count, _ in measured}), {setting.leaves for setting in settings}
+    steps = [step for step in itertools.pairwise(rungs) if not fastest.isdisjoint(step)]
     between = {low + (high - low) * part // _PARTS for low, high in steps for part in range(1, _PARTS)} - set(rungs)
-    for some in sorted(between):
-        measure(some)
+    for leaf_count in sorted(between):
+        measure(leaf_count)
     return _fastest(measured, search, targets, len(exact), clock) if between else settings
 
 

@@ -185,7 +185,8 @@ def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
     for vector, rows, new_rows in zip(noted.vectors, noted.exact, truth.exact, strict=True):
         # Scores and not ids: equal scores, up to rounding, have no order.
         old, new = (
-            [float(index.rows.vector(row) @ vector) for row in some] for some in (rows[: len(new_rows)], new_rows)
+            [float(index.rows.vector(row) @ vector) for row in neighbours]
+            for neighbours in (rows[: len(new_rows)], new_rows)
         )
         if not np.allclose(old, new, rtol=_SCORE_TOLERANCE, atol=_SCORE_TOLERANCE * np.abs(new).max()):
             return ["the exact neighbours of a question are not those that were noted"]

@@ -97,8 +97,8 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
         _build(_builder(rows).tree(**tree).score_brute_force(), threads, TREE, out)
         centres = leaf_centres(Path(out))
         for start in range(0, sample, _ROWS_READ):
-            some = rows[start : start + _ROWS_READ]
-            some -= centres[nearest(some, centres)]
+            part = rows[start : start + _ROWS_READ]
+            part -= centres[nearest(part, centres)]
     # 16 centres of a few dimensions need fewer rows than the leaves do.
     _build(_builder(rows[:: -(-sample // CODEBOOK_ROWS)]).score_ah(**codes), threads, CODEBOOK, out)
     return {}

@@ -266,12 +266,12 @@ def _cut(scores, rows, count, k):
     equal = k
     for i in range(count):
         equal -= scores[i] > bound
-    kept = 0
+    place = 0
     for i in range(count):
         if scores[i] > bound or (scores[i] == bound and equal > 0):
             equal -= scores[i] == bound
-            scores[kept], rows[kept] = scores[i], rows[i]
-            kept += 1
+            scores[place], rows[place] = scores[i], rows[i]
+            place += 1
     return bound
 
 
@@ -487,9 +487,9 @@ def round_rows(bits, rounded):
         for d in range(bits.shape[1]):
             exact = bits[i, d]
             odd = (exact >> np.uint32(16)) & np.uint32(1)
-            kept = np.uint32((exact + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
-            rounded[i, d] = np.uint16(kept >> np.uint32(16))
-            value = _as_float(kept)  # pyright: ignore[reportCallIssue]
+            high_bits = np.uint32((exact + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
+            rounded[i, d] = np.uint16(high_bits >> np.uint32(16))
+            value = _as_float(high_bits)  # pyright: ignore[reportCallIssue]
             away = _as_float(exact) - value  # pyright: ignore[reportCallIssue]
             shift += away * away
             length += value * value

@@ -228,11 +228,11 @@ def _train(index: Any, kind: str, sample: np.ndarray) -> None:
 
 def _sample(source: IndexSource, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw some rows, float32 [count, D], without holding the others."""
-    chosen = np.sort(rng.choice(len(source.ids), count, replace=False))
+    row_numbers = np.sort(rng.choice(len(source.ids), count, replace=False))
     parts, first = [], 0
     for piece in source.pieces():
-        start, stop = np.searchsorted(chosen, (first, first + len(piece)))
-        parts.append(piece[chosen[start:stop] - first])
+        start, stop = np.searchsorted(row_numbers, (first, first + len(piece)))
+        parts.append(piece[row_numbers[start:stop] - first])
         first += len(piece)
     return np.concatenate(parts)
 

@@ -7,9 +7,9 @@ next export that writes only what changed), golden hits, manifest.json and READM
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def export(
     with atomic_folder(out) as partial:
         digests = np.empty(meta.rows, np.uint64)
         written = np.empty(meta.rows, bool)
-        with _Files(partial / DATA) as files:
+        with closing(_Files(partial / DATA)) as files:
             for row, (vector, extras) in enumerate(_rows(source, corpus, fields, advance)):
                 name = source.ids[row]
                 digests[row] = digest = row_digests.digest(vector, extras)
@@ -94,8 +94,8 @@ def export(
                 file.writelines(f"{name}\n" for name in deleted_ids)
         row_digests.write(partial, source.ids, digests)
         vectors = golden_hits.questions(encoder)
-        kept = [source.ids[row] for row in np.flatnonzero(written)]
-        golden_hits.write(partial, vectors, golden_hits.exact(_chosen(source, written), kept, vectors))
+        written_ids = [source.ids[row] for row in np.flatnonzero(written)]
+        golden_hits.write(partial, vectors, golden_hits.exact(_masked(source, written), written_ids, vectors))
         facts = {
             **source.facts(),
             "written": int(written.sum()),
@@ -168,7 +168,7 @@ def _rows(
     fields.check_found(corpus)
 
 
-def _chosen(source: IndexSource, written: np.ndarray) -> Iterator[np.ndarray]:
+def _masked(source: IndexSource, written: np.ndarray) -> Iterator[np.ndarray]:
     row = 0
     for piece in source.pieces():
         if (mask := written[row : row + len(piece)]).any():
@@ -205,14 +205,6 @@ class _Files:
         if self.file is not None:
             self.file.close()
             self.file = None
-
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _readme(name: str, facts: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def verify(folder: Path) -> str:
     problems = [] if len(table) == facts["rows"] else [f"the table holds {len(table)} rows, not {facts['rows']}"]
     vectors, expected = golden_hits.read(folder)
     results = table.search(vectors, golden_hits.TOP, None)
-    hits = Hits([one.ids for one in results], [list(map(float, one.scores)) for one in results])
+    hits = Hits([each.ids for each in results], [list(map(float, each.scores)) for each in results])
     problems += [difference] if (difference := golden_hits.difference(hits, expected)) else []
     summary = (
         f"{len(table)} rows in LanceDB, of {facts['model']}; {len(expected.ids)} golden questions find their passages"
@@ -120,8 +120,8 @@ def _batches(
     rows = source.in_step(documents(stream), stream.name)
     first = 0
     for piece in source.pieces(advance):
-        some = [next(rows) for _ in range(len(piece))]
-        passages = [(passage.id, passage.title, passage.text, metadata) for passage, metadata in some]
+        passages_of_piece = [next(rows) for _ in range(len(piece))]
+        passages = [(passage.id, passage.title, passage.text, metadata) for passage, metadata in passages_of_piece]
         yield batch(first, passages, piece, fields)
         first += len(piece)
 

@@ -76,7 +76,7 @@ class LanceIndex:
         if not options.exact and self._settings:
             width = width_of(self._settings, options.target_recall, str(self._folder))
         results = self._table.search(vectors, k, width, options)
-        return [list(map(Hit, one.ids, map(float, one.scores))) for one in results]
+        return [list(map(Hit, hits.ids, map(float, hits.scores))) for hits in results]
 
     find = find_unchanging
 

@@ -151,8 +151,8 @@ class LanceTable:
         # The index found too few, or there are no more: only looking at every row can tell.
         enough = min(k, self._rows) if filter_expr is None else k
         return [
-            one if len(one.rows) >= enough else self._exact(vector, k, filter_expr)
-            for one, vector in zip(results, vectors, strict=True)
+            hits if len(hits.rows) >= enough else self._exact(vector, k, filter_expr)
+            for hits, vector in zip(results, vectors, strict=True)
         ]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -194,15 +194,15 @@ class _Loader:
             return None
         facts = replace(facts, settings=tuned.settings, certificate=tuned.certificate)
         self.state = replace(self.state, facts=facts)
-        kept = tuned.questions.certifying()
+        certifying = tuned.questions.certifying()
         self.connection.execute(
             sql.SQL("UPDATE {} SET facts = %s::jsonb, questions = %s::jsonb, question_vectors = %s").format(
                 self.names.facts
             ),
             (
                 as_json(recall.as_dict(facts)),
-                as_json(kept.own_ids),
-                np.ascontiguousarray(kept.vectors, "<f4").tobytes(),
+                as_json(certifying.own_ids),
+                np.ascontiguousarray(certifying.vectors, "<f4").tobytes(),
             ),
         )
         return tuned.certificate
@@ -295,7 +295,7 @@ def _golden_problem(connection: Connection, names: Names, state: State) -> tuple
     content, raw = _evidence(connection, names, "golden", "golden_vectors")
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)
     results = search(connection, names, state, vectors, golden_hits.TOP, None, SearchOptions())
-    hits = Hits([one.ids for one in results], [list(one.scores) for one in results])
+    hits = Hits([each.ids for each in results], [list(each.scores) for each in results])
     return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
 
 

@@ -67,7 +67,7 @@ class Database:
             raise UnavailableError(
                 f"{self.address.shown}: all connections were busy for {self.timeout_s:g} s; try again later"
             ) from None
-        kept: Connection | None = None
+        reusable: Connection | None = None
         try:
             fresh = connection is None
             while True:
@@ -84,20 +84,20 @@ class Database:
                         connection, fresh = None, True
                         continue
                     if not broken:
-                        kept = connection
+                        reusable = connection
                     if isinstance(error, UserError):
                         raise
                     raise self._ours(error, committing and broken) from None
                 except BaseException:
                     connection.close()
                     raise
-                kept = connection
+                reusable = connection
                 return result
         finally:
-            if kept is not None and self._closed.is_set():
-                kept.close()
-                kept = None
-            self._idle.put(kept)
+            if reusable is not None and self._closed.is_set():
+                reusable.close()
+                reusable = None
+            self._idle.put(reusable)
 
     def connect(self, *, extension: bool = False) -> Connection:
         """Open a connection, which the caller closes.

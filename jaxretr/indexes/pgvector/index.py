@@ -144,7 +144,7 @@ class PgvectorIndex:
             if not options.exact and settings:
                 width = width_of(settings, options.target_recall, self._address.shown) or None
             results = search(connection, self._names, state, vectors, k, width, options)
-            hits = [list(map(Hit, one.ids, one.scores)) for one in results]
+            hits = [list(map(Hit, each.ids, each.scores)) for each in results]
             return Findings(
                 _standing(state),
                 options.exact or not settings,

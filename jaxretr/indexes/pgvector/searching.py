@@ -103,11 +103,11 @@ def search(
     results = _ask(connection, query, vectors, values, seqscan=filtered)
     # The index gave up before it had enough, or there is no more: only looking at every row can tell.
     enough = k if filtered else min(k, state.rows)
-    short = [number for number, one in enumerate(results) if len(one.rows) < enough]
+    short = [number for number, hits in enumerate(results) if len(hits.rows) < enough]
     if short:
         exact_results = _ask(connection, _exact(names, where), vectors[short], values | {"k": k}, indexscan=False)
-        for number, one in zip(short, exact_results, strict=True):
-            results[number] = one
+        for number, hits in zip(short, exact_results, strict=True):
+            results[number] = hits
     return results
 
 

@@ -256,8 +256,8 @@ def _first_groups(levels: list[jax.Array], count: int, fan: int) -> jax.Array:
         number, place = groups // (size // fan), groups % (size // fan)
         maxima = parents[number, jnp.arange(batch)[:, None], place]  # [B, count, fan]
         parts = groups[:, :, None] * fan + jnp.arange(fan, dtype=jnp.int32)
-        chosen = _first(maxima.reshape(batch, -1), count)
-        groups = jnp.take_along_axis(parts.reshape(batch, -1), chosen, axis=-1)
+        first = _first(maxima.reshape(batch, -1), count)
+        groups = jnp.take_along_axis(parts.reshape(batch, -1), first, axis=-1)
     return groups
 
 
@@ -272,7 +272,7 @@ def _score_again(
 ) -> tuple[jax.Array, jax.Array]:
     """Scores [B, count * width] of the rows of groups, given by block and place [B, count], and rows, ascending."""
 
-    def one(query: jax.Array, number: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def score_question(query: jax.Array, number: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
         block = shard.groups(number, place, layout.size, layout.width)
         (scores,) = _elementwise_products(query[None], block)
         if block.scales is not None:
@@ -282,8 +282,8 @@ def _score_again(
     batch = queries.shape[0]
     at_once = again_at_once(batch, place.shape[1] * layout.width, queries.shape[1])
     if at_once == batch:
-        return jax.vmap(one)(queries, number, place)
-    return lax.map(lambda each: one(*each), (queries, number, place), batch_size=at_once)
+        return jax.vmap(score_question)(queries, number, place)
+    return lax.map(lambda each: score_question(*each), (queries, number, place), batch_size=at_once)
 
 
 def again_at_once(batch: int, rows: int, dim: int) -> int:
