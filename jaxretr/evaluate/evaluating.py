@@ -228,9 +228,9 @@ def check_texts(
         file = ", or write ./bm25 for a file of that name" if searched == BM25 else ""
         raise UsageError(f"the baseline {searched} searches the corpus: give corpus and queries as well{file}")
     if corpus is not None or queries is not None:
-        present, missing = ("queries", "corpus") if corpus is None else ("corpus", "queries")
+        option, missing = ("queries", "corpus") if corpus is None else ("corpus", "queries")
         raise UsageError(
-            f"with qrels, {present} and {missing} go together: give {missing} as well, or leave {present} out"
+            f"with qrels, {option} and {missing} go together: give {missing} as well, or leave {option} out"
         )
 
 

@@ -160,7 +160,7 @@ def _success(facts: _Facts, cut: float) -> float:
 
 
 def _bpref(facts: _Facts, cut: float) -> float:
-    """Compute bpref as trec_eval does.
+    """Compute bpref, as trec_eval does, from the judged passages alone.
 
     C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004.
     """

@@ -93,13 +93,11 @@ class MtebModel:
         _check_device(device)
         self.encoder = load_encoder(path or model_name, dtype=dtype) if encoder is None else encoder
         self.batch_size = batch_size
-        fingerprint = model_fingerprint(self.encoder, "question")[:16]
-        if revision not in (None, fingerprint):
-            raise UserError(
-                f"{path or model_name}: its weights are revision {fingerprint}, not {revision}; leave it out"
-            )
+        digest = model_fingerprint(self.encoder, "question")[:16]
+        if revision not in (None, digest):
+            raise UserError(f"{path or model_name}: its weights are revision {digest}, not {revision}; leave it out")
         loading = {} if encoder is not None else {"path": path or model_name, "batch_size": batch_size, "dtype": dtype}
-        self.mteb_model_meta = _metadata(self.encoder, model_name, fingerprint, loading, metadata or {})
+        self.mteb_model_meta = _metadata(self.encoder, model_name, digest, loading, metadata or {})
         self._passages: np.ndarray | None = None
         self._ids: list[str] = []
 

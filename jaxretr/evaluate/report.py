@@ -25,7 +25,7 @@ _PERSISTENCE, _DEPTH = 0.9, 100
 
 @dataclass(frozen=True)
 class Measured:
-    """A system that was measured.
+    """The run of a system, and its metrics question by question.
 
     Attributes:
       path: the path of its run or model, as the user gave it.

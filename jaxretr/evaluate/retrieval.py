@@ -35,7 +35,7 @@ def retrieval_metrics(
     rows: np.ndarray,
     measures: Sequence[str] = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"),
 ) -> dict[str, float]:
-    """Compute metrics of retrieved rows.
+    """Compute the metrics of the corpus rows that a search returned.
 
     Args:
       corpus: the corpus that was searched.

@@ -174,9 +174,7 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         longest = max(map(len, run.values()), default=0)
         if short := sum(0 < len(hits) < longest for hits in run.values()):
-            of_each = " ".join(
-                f"--missing {'zero' if position == number else 'lowest'}" for position in range(len(runs))
-            )
+            of_each = " ".join(f"--missing {'zero' if n == number else 'lowest'}" for n in range(len(runs)))
             log.warning(
                 "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
                 "BM25's, whose score of all others is 0, add %s",

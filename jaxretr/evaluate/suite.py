@@ -37,7 +37,7 @@ Means = dict[str, float]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A BEIR folder.
+    """A BEIR folder of a suite, and the split that is measured.
 
     Attributes:
       name: its path below the suite's folder, with slashes.
@@ -50,7 +50,7 @@ class DataSet:
     split: str
 
     def files(self) -> dict[str, Source]:
-        """The files that are read."""
+        """The files that a measurement reads, by what they hold."""
         return {
             "corpus": find_input(self.folder, "corpus.jsonl"),
             "queries": find_input(self.folder, "queries.jsonl"),

@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table.
+    """A table with a title, heads, rows and notes, in no notation yet.
 
     Attributes:
       title: title without a full stop.

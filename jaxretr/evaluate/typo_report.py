@@ -43,8 +43,8 @@ class TypoReport(Results):
         """{(split, metric): {(system, kind of typos): the cost}}."""
         return {
             (split, metric): {
-                (system, kind): system_values.robustness(kind, metric)
-                for system, system_values in of_systems.items()
+                (system, kind): of_system.robustness(kind, metric)
+                for system, of_system in of_systems.items()
                 for kind in self.changed[split]
             }
             for split, of_systems in self.values.items()
@@ -62,10 +62,8 @@ class TypoReport(Results):
         for split, metric in self.losses:
             models = dict(list(self.values[split].items())[: self.models])
             compared = {
-                (name, kind): compare(
-                    system_values.means(kind, metric), next(iter(models.values())).means(kind, metric)
-                )
-                for name, system_values in list(models.items())[1:]
+                (name, kind): compare(of_system.means(kind, metric), next(iter(models.values())).means(kind, metric))
+                for name, of_system in list(models.items())[1:]
                 for kind in (CLEAN, *self.changed[split])
             }
             differences[split, metric] = dict(zip(compared, corrected(list(compared.values())), strict=True))
@@ -112,8 +110,8 @@ class TypoReport(Results):
     def blocks(self) -> Iterator[Block]:
         """The values of every question, with each kind of typos and each draw."""
         for split, of_systems in self.values.items():
-            for system, system_values in of_systems.items():
-                for kind, draws in {CLEAN: [system_values.original], **system_values.draws}.items():
+            for system, of_system in of_systems.items():
+                for kind, draws in {CLEAN: [of_system.original], **of_system.draws}.items():
                     for draw, values in enumerate(draws):
                         yield {"split": split, QUESTION: "", "system": system, "typos": kind, "draw": str(draw)}, values
 

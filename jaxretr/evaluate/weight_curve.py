@@ -44,7 +44,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """The result of `trace`.
+    """The metric of a combination for each weight that was tried, and the best weight.
 
     Attributes:
       metric: the metric's name.
@@ -117,7 +117,7 @@ class Curve:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Write the JSON object."""
+        """Write the curve and the choice into a JSON file."""
         with atomic_write(path) as file:
             file.write(self.as_json() + "\n")
 

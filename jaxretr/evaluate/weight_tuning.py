@@ -57,7 +57,7 @@ class Tuned:
         return self.curve.choice.weight
 
     def table(self) -> str:
-        """The curve as a table."""
+        """The curve of the metric over the weight as a table for people."""
         return self.curve.as_table()
 
 

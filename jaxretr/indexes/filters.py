@@ -31,7 +31,7 @@ class Filters:
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
-        """Check the fields.
+        """Check the ids and the fields that masks are made of.
 
         Args:
           rows: N.

@@ -84,7 +84,7 @@ class GraphOptions:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of `tuned_and_certified`.
+    """The tuned settings of a database's index, and their certificate.
 
     Attributes:
       settings: one for each target.
@@ -180,7 +180,7 @@ def _tune(
 
 
 def measured_again(certificate: Certificate, search: WidthSearch, truth: GroundTruth) -> tuple[list[str], str]:
-    """Measure the recalls again.
+    """Measure the recalls of an exported index again, and compare them with its certificate.
 
     Args:
       certificate: the measurements made with the index.

@@ -37,7 +37,7 @@ class GroundTruth:
     own_rows: NDArray[np.int64]
 
     def part(self, questions: slice) -> "GroundTruth":
-        """Some of the questions."""
+        """The ground truth of some of the questions alone."""
         return GroundTruth(self.vectors[questions], self.exact[questions], self.own_rows[questions])
 
     def recalls(self, search: Search, k: int) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexKind:
-    """A kind of index.
+    """A kind of index: how a place is recognised as one, and the module that opens it.
 
     Attributes:
       module: the module with `open(place, opening) -> Index`; perhaps with `verify(place) -> str`, which recomputes what
@@ -47,7 +47,7 @@ class IndexKind:
     shared: bool = False
 
     def open(self, place: str, opening: Opening) -> Index:
-        """Open an index; see `open_index`."""
+        """Open an index of this kind; see `open_index`."""
         return importlib.import_module(self.module).open(place, opening)
 
     def function(self, name: str) -> Callable[[str], str] | None:
@@ -55,7 +55,7 @@ class IndexKind:
         return getattr(importlib.import_module(self.module), name, None)
 
     def shown(self, place: str) -> str:
-        """A place in messages."""
+        """A place as messages may show it, without a password."""
         return (self.function("shown") or str)(place)
 
 

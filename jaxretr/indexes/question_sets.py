@@ -27,7 +27,7 @@ MOST = 2000
 
 @dataclass(frozen=True)
 class Questions:
-    """Q questions.
+    """The questions that an index is tuned on, and after them those that certify it.
 
     Attributes:
       vectors: float32 [Q, D].
@@ -50,12 +50,12 @@ class Questions:
 
     @property
     def tune(self) -> slice:
-        """The tuning questions."""
+        """The slice of the tuning questions."""
         return slice(0, self.tuning)
 
     @property
     def certify(self) -> slice:
-        """The certification questions."""
+        """The slice of the certification questions."""
         return slice(self.tuning, len(self.vectors))
 
     def certifying(self, most: int | None = None) -> "Questions":

@@ -175,7 +175,7 @@ class FilterLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """The contents of certificate.json.
+    """A recall certificate: the recall and speed that were measured for each target, as certificate.json holds them.
 
     Attributes:
       questions: the number of certification questions, none of which the settings were tuned on.
@@ -306,7 +306,7 @@ def _of_filters(certificate: Certificate) -> list[str]:
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """The lines of a Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
 
 

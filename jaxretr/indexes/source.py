@@ -23,7 +23,7 @@ def silent(rows: int) -> None:
 
 @dataclass(frozen=True)
 class IndexSource:
-    """The passages of a store.
+    """The passages of an embedding store that is exported as an index.
 
     Attributes:
       store: a complete store of passages.
@@ -35,7 +35,7 @@ class IndexSource:
 
     @classmethod
     def open(cls, store: EmbeddingStore) -> "IndexSource":
-        """Read the ids.
+        """Read the ids of a store's passages.
 
         Raises:
           UserError: an id occurs twice, or the file of ids is damaged.

@@ -9,7 +9,7 @@ from jaxretr.serve.problems import Problem
 
 
 class Answer(JSONResponse):
-    """A JSON response."""
+    """A response whose body is JSON, also for text that UTF-8 cannot hold."""
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""

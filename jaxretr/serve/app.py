@@ -31,7 +31,7 @@ _TYPES: dict[int, Type] = {404: "not_found", 405: "invalid_request", 413: "too_l
 def create_app(
     service: Service, settings: Settings | None = None, keys: Keys | None = None, lines: RequestLog | None = None
 ) -> FastAPI:
-    """Make the app.
+    """Make the FastAPI app of a service.
 
     Args:
       service: answers the requests; the caller starts and closes it.

@@ -121,7 +121,7 @@ class Batcher:
         self._thread.start()
 
     def add(self, lane: Lane) -> None:
-        """Add a lane."""
+        """Add a lane, whose texts then take their turns."""
         with self._changed:
             self._lanes[lane.name], self._queues[lane.name] = lane, deque()
             self._turns.append(lane.name)

@@ -25,7 +25,7 @@ _PATIENCE = 0.05
 
 @dataclass(frozen=True)
 class Embedded:
-    """Texts as vectors.
+    """The vectors of a request's texts, and what they took.
 
     Attributes:
       vectors: float32 [n, D], the model's.
@@ -40,7 +40,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Model:
-    """An encoder in the service.
+    """An encoder as the service runs it, with its queues.
 
     Attributes:
       name: its name in answers.
@@ -105,7 +105,7 @@ class Embedding:
         weights: Sequence[float] | None = None,
         model: Model | None = None,
     ) -> Embedded:
-        """Embed texts.
+        """Embed texts with one of the models, in the queue of its side.
 
         Args:
           side: the side of the model.

@@ -23,7 +23,7 @@ SIDES: tuple[Side, ...] = ("question", "passage")
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Texts as rows of ids.
+    """Texts as rows of token ids.
 
     Attributes:
       rows: n.
@@ -103,7 +103,7 @@ class BatchEncoder:
 
     @property
     def unit_length(self) -> bool:
-        """Whether vectors have length 1."""
+        """Whether the model's vectors have length 1."""
         return isinstance(self.encoder, DualEncoder) and self.encoder.config.normalise
 
     def tokenise(self, side: Side, texts: Sequence[Any], prompt: str | None = None) -> Tokenised:
@@ -126,7 +126,7 @@ class BatchEncoder:
         return max(shapes.length(length) for shapes in self._shapes[side])
 
     def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
-        """Embed rows in this thread.
+        """Embed rows of token ids in this thread.
 
         Returns:
           float32 [n, sum of the parts' D]: the parts' vectors one after the other, not weighted; `vectors` makes the

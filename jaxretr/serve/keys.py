@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Key:
-    """A line of the file.
+    """An API key: a line of the file of keys.
 
     Attributes:
       name: the name that logs show in place of the key.
@@ -41,7 +41,7 @@ class Key:
 
 
 class Keys:
-    """The keys of a file."""
+    """The API keys of a file, which requests are checked against."""
 
     def __init__(self, keys: Sequence[Key]):
         self._keys = tuple(keys)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a service.
+    """The model, indexes and limits that a service is made of.
 
     Attributes:
       encoder: a function that loads the model.

@@ -23,7 +23,7 @@ class RequestLog:
         self.texts, self._stream = texts, stream
 
     def write(self, *, id: str, method: str, route: str, status: int, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Write a request's line.
+        """Write the line of a request that was answered.
 
         Args:
           id: the request's id; the response has it as X-Request-Id.

@@ -204,7 +204,7 @@ class Unauthenticated(Problem):
 
 
 class Forbidden(Problem):
-    """The key lacks the scope."""
+    """The API key lacks the scope, or the service does not allow it."""
 
     status, type = 403, "permission"
 

@@ -31,7 +31,7 @@ class Rates:
             self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     def check(self, who: str) -> None:
-        """Count a request.
+        """Count a request, and refuse it beyond the limit.
 
         Args:
           who: the key's name, or the address.

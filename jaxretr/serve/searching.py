@@ -21,7 +21,7 @@ from jaxretr.serve.threads import Threads
 
 
 class Searching:
-    """Answers searches.
+    """Answers requests to search an index.
 
     Args:
       embedding: the encoders, which make vectors of questions.

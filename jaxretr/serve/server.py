@@ -41,7 +41,7 @@ _FLUSH_SECONDS = 5
 
 
 def check_alone(workers: int | None) -> None:
-    """Refuse several workers.
+    """Refuse to serve with several worker processes.
 
     Raises:
       UsageError: --workers, or the environment's WEB_CONCURRENCY, asks for more than one.
@@ -153,7 +153,7 @@ class _Door:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Admit no more requests."""
+        """Make the service admit no more requests."""
         if self.service is not None:
             self.service.stop()
 

@@ -91,7 +91,7 @@ class Service:
 
     @property
     def encoder(self) -> BatchEncoder:
-        """The model."""
+        """The encoder of the service's model."""
         return self.embedding.model.encoder
 
     @property
@@ -145,7 +145,7 @@ class Service:
         prompt: str | None = None,
         weights: Sequence[float] | None = None,
     ) -> Embedded:
-        """Embed texts.
+        """Embed texts with the service's model.
 
         Args:
           side: the side of the model.
@@ -163,7 +163,7 @@ class Service:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     async def search(self, index: str, request: SearchRequest) -> answers.SearchAnswer:
-        """Find documents.
+        """Find the best documents of an index for questions.
 
         Args:
           index: the index's name.
@@ -178,7 +178,7 @@ class Service:
         return await _of_one_model(lambda: self._searching.search(index, request))
 
     async def document(self, index: str, id: str) -> answers.DocumentAnswer:
-        """A document.
+        """Read a document of an index by its id.
 
         Raises:
           NotFound: there is none of this id, or no such index.

@@ -16,7 +16,7 @@ from jaxretr.serve.threads import Threads
 
 
 class Writing:
-    """Answers writes.
+    """Answers requests to write an index.
 
     Args:
       embedding: the encoders, which make vectors of documents.

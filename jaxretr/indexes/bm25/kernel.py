@@ -527,7 +527,7 @@ def _write_best(rows, totals, keys):
 
 @compiled()
 def score(lists, base, words, rows, scores):
-    """Score passages for one question.
+    """Write the BM25 scores of some passages for one question.
 
     Args:
       lists: the postings.

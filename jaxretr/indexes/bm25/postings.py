@@ -65,7 +65,7 @@ class Postings:
     """An inverted index of N passages, the whole corpus or a shard of it."""
 
     def __init__(self, slabs: Callable[[], Iterable[Slab]], statistics: Statistics, settings: Bm25Settings):
-        """Build it.
+        """Build the inverted index of some passages.
 
         Args:
           slabs: gives the passages; called twice.

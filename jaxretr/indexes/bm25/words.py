@@ -162,7 +162,7 @@ class Vocabulary:
     """
 
     def __init__(self, stemmer: str | None, words: Iterable[str] = ()):
-        """Make a vocabulary.
+        """Make a vocabulary, empty or of words that are known already.
 
         Args:
           stemmer: "english" or None.

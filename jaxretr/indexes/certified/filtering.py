@@ -63,7 +63,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """Questions with the same filter.
+    """Questions that are searched with the same filter, and their true neighbours.
 
     Attributes:
       kind: the kind of filter.
@@ -226,10 +226,12 @@ def _cases(index: Measurable, questions: Questions, part: slice, share: float) -
     n = len(index)
     count = int(share * n)
     rng = np.random.default_rng([index.facts.seed, count])
+    # The same random rows are allowed for all questions.
     allowed = np.zeros(n, bool)
     allowed[rng.choice(n, count, replace=False)] = True
     cases = [_case(index, "random", vectors, own_rows, allowed)]
     centres = np.stack([index.rows.vector(int(row)) for row in rng.choice(n, min(_CENTRES, n), replace=False)])
+    # `scores` [N, centres]: the rows nearest to a centre are allowed, for the questions near it and for any.
     scores = np.concatenate([block @ centres.T for block in index.rows.vector_blocks()])
     nearest = (vectors @ centres.T).argmax(axis=1)
     random_centres = rng.integers(len(centres), size=len(vectors))

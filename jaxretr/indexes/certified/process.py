@@ -79,7 +79,7 @@ def peak_of_job(job: str, advance: Callable[[int], None] = lambda rows: None, **
 
 
 def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
-    """Run a job of worker.py.
+    """Run a job of worker.py in a process of its own.
 
     Args:
       job: the job's name.

@@ -23,7 +23,7 @@ _LEAST_HELD = 64 << 20
 
 
 class Columns:
-    """The arrays of some rows.
+    """The vectors, codes and leaves of some rows, an array each.
 
     Attributes:
       vectors: float32 [M, D].
@@ -41,7 +41,7 @@ class Columns:
 
 
 class Rows:
-    """N rows in their order.
+    """The N rows of an index in their order, as they are now: on disk, and added or removed since.
 
     Attributes:
       base: the rows on disk.
@@ -83,7 +83,7 @@ class Rows:
         return len(self.slots) != base or not np.array_equal(self.slots, np.arange(base))
 
     def row_of(self) -> dict[str, int]:
-        """The row of each id."""
+        """The number of the row of each id."""
         if self._row_of is None:
             self._row_of = {name: row for row, name in enumerate(self.ids)}
         return self._row_of

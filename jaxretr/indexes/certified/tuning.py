@@ -137,6 +137,7 @@ def _places(candidates: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[
     never = np.iinfo(np.int64).max
     places = np.full(exact.shape, never)
     for question, (row, neighbours) in enumerate(zip(candidates, exact, strict=True)):
+        # Look the neighbours up in the sorted candidates; `order` leads back to a candidate's rank.
         order = np.argsort(row, kind="stable")
         at = np.minimum(np.searchsorted(row, neighbours, sorter=order), len(row) - 1)
         is_candidate = row[order[at]] == neighbours

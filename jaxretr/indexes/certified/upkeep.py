@@ -33,7 +33,7 @@ _SCORE_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Updated:
-    """The outcome of an update.
+    """The outcome of `update`: what changed in a saved index, and its new certificate.
 
     Attributes:
       folder: the index.

@@ -140,7 +140,7 @@ class ExactIndex:
 
     @property
     def ids(self) -> list[str]:
-        """The N ids."""
+        """The ids of the N passages, in the order of rows."""
         return [str(row) for row in range(len(self))] if self._ids is None else self._ids
 
     @property
@@ -231,10 +231,8 @@ class ExactIndex:
         query_dtype = rounded.query_dtype(self._mesh)
         exact, exponents = scaled_questions(queries)
         slabs = [Slab(rounded.rows, len(self), self._put_mask(mask), rounded.scales)]
-        first, candidates = search_slabs(
-            self._mesh, slabs, exact.astype(np.float32), count, self._block_rows, query_dtype
-        )
-        scores, rows = rounding.rescore(self._host, exact, candidates, k, self._dtype)
+        first, rows = search_slabs(self._mesh, slabs, exact.astype(np.float32), count, self._block_rows, query_dtype)
+        scores, rows = rounding.rescore(self._host, exact, rows, k, self._dtype)
         allowed_count = len(self) if mask is None else np.count_nonzero(mask)
         proven = scores[:, -1] > first[:, -1] + rounded.slack(exact, query_dtype)
         return unscaled(scores, exponents), rows, proven | (count == allowed_count)

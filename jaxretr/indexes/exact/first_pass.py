@@ -147,7 +147,7 @@ def candidates(k: int, allowed_count: int) -> int:
 def rescore(
     rows: np.ndarray, queries: np.ndarray, candidate_rows: np.ndarray, k: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score candidates again.
+    """Score the candidates of a first pass with the unrounded rows, and keep the best.
 
     Args:
       rows: the unrounded rows [N, D] on the host, or a memory map of them.

@@ -96,12 +96,14 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
         first = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
         return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
+    # `starts`: the address of each row of the tile; beyond the last row, of the last one again.
     stride = builder.mul(dim, constant(4))
     starts = []
     for r in range(rows):
         index = builder.select(builder.icmp_signed("<", constant(r), last), constant(r), last)
         starts.append(builder.add(row, builder.mul(index, stride)))
 
+    # One dimension at a time: each row's number, in all lanes, times a vector of questions, added to their sum.
     before = builder.block
     loop, done = builder.append_basic_block("dimensions"), builder.append_basic_block("compare")
     builder.branch(loop)
@@ -124,6 +126,7 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
             sums[r][v].add_incoming(results[r][v], loop)
     builder.cbranch(builder.icmp_signed("<", following, dim), loop, done)
 
+    # Write the sums, and compare each with its question's limit while it is in a register.
     builder.position_at_end(done)
     any_above = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [0] * LANES)
     for v in range(vectors):

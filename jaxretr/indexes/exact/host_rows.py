@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
-    """Copy rows [start, stop).
+    """Copy the rows [start, stop) of an array, checked and in another dtype.
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.

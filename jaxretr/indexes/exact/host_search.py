@@ -65,7 +65,7 @@ class HostSearch:
     """
 
     def __init__(self, queries: np.ndarray, k: int, *, rounded: bool | None = None):
-        """Begin a search.
+        """Begin the search of a batch of questions.
 
         Args:
           queries: float32 [B, D].
@@ -102,7 +102,7 @@ class HostSearch:
     def add(
         self, rows: np.ndarray, first: int, allowed: np.ndarray | None = None, scales: np.ndarray | None = None
     ) -> None:
-        """Search rows.
+        """Search further rows, and keep those that may be among the best.
 
         Args:
           rows: float32 [n, D], the bits of bfloat16 as uint16, or int8.

@@ -40,17 +40,16 @@ def merge_hits(
         _merge(scores[start : start + step], rows[start : start + step], name, k)
         for start in range(0, len(scores), step)
     ]
-    count = max((len(question_rows) for _, ids in merged for question_rows in ids), default=0)
+    count = max((len(names) for _, ids in merged for names in ids), default=0)
     best = [part[:, :count] for part, _ in merged]
-    return np.concatenate([np.empty((0, count), np.float32), *best]), [
-        question_rows for _, ids in merged for question_rows in ids
-    ]
+    return np.concatenate([np.empty((0, count), np.float32), *best]), [names for _, ids in merged for names in ids]
 
 
 def _merge(
     scores: np.ndarray, rows: np.ndarray, name: Callable[[int], str], k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
     """Merge the processes' hits [b, k] of some questions; missing ones are -inf and NO_ROW."""
+    # [b, processes * k]: each process's hits of a question one behind the other, so that order // k is the process.
     all_scores, all_rows = (
         np.moveaxis(np.asarray(part), 0, 1).reshape(len(scores), -1)
         for part in multihost_utils.process_allgather((scores, rows))
@@ -68,6 +67,7 @@ def _names(owners: np.ndarray, rows: np.ndarray, name: Callable[[int], str]) -> 
     mine = [name(row).encode() for row in rows[owners == jax.process_index()].tolist()]
     longest = np.max(multihost_utils.process_allgather(np.int32(max(map(len, mine), default=0))))
     most = np.bincount(owners, minlength=jax.process_count()).max()
+    # Every process sends arrays of one shape, its ids as rows of bytes.
     sent = np.zeros((most, longest), np.uint8)
     lengths = np.zeros(most, np.int32)
     for place, text in enumerate(mine):

@@ -42,7 +42,7 @@ class Choice:
 
 
 def choose(values: Mapping[float, float]) -> Choice:
-    """Pick the best weight.
+    """Pick the weight with the highest value of the metric.
 
     Args:
       values: {weight: value of the metric, higher is better}; weights of 0 and infinity (one model alone) are not chosen.

@@ -20,7 +20,7 @@ from jaxretr.runtime.storage import manifest
 
 
 def open(place: str, opening: Opening) -> "LanceIndex":
-    """Open a folder.
+    """Open a folder with a LanceDB table that `jaxretr export --to lance` wrote.
 
     Raises:
       UserError: it is no such folder, another model made it, or LanceDB is not installed.

@@ -104,7 +104,7 @@ def condition(options: SearchOptions, fields: Sequence[str]) -> Expr | None:
 
 
 class LanceTable:
-    """A table to search.
+    """A LanceDB table of passages, open to be searched.
 
     Attributes:
       fields: the fields of the metadata, in the order of their columns.

@@ -23,7 +23,7 @@ _FORM = "give postgresql://USER@HOST:PORT/DATABASE, or words such as 'host=... d
 
 @dataclass(frozen=True)
 class Address:
-    """A table of a database.
+    """The address of a table in a PostgreSQL database.
 
     Attributes:
       conninfo: the address for libpq, with the password, if there is one.

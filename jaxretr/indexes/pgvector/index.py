@@ -72,7 +72,7 @@ def verify(place: str) -> str:
 
 
 def shown(place: str) -> str:
-    """The address without a password."""
+    """The address of a table as messages show it, without a password."""
     return Address.parse(place).shown
 
 

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def checked(row: Row) -> tuple[str, str, str, Any]:
-    """The columns of a passage.
+    """The columns of a passage as they are sent to PostgreSQL, checked.
 
     Raises:
       UserError: PostgreSQL cannot store it.

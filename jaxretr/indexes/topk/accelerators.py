@@ -252,6 +252,7 @@ def _first_groups(levels: list[jax.Array], count: int, fan: int) -> jax.Array:
     groups = _first(jnp.moveaxis(top, 1, 0).reshape(batch, -1), count)
     for level in reversed(below):
         blocks, _, size = level.shape
+        # The parts of the groups that were chosen one level up, of which the first `count` go on.
         parents = level.reshape(blocks, batch, size // fan, fan)
         number, place = groups // (size // fan), groups % (size // fan)
         maxima = parents[number, jnp.arange(batch)[:, None], place]  # [B, count, fan]
