@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from jaxretr.clients.source import Found, Side
+from jaxretr.clients.source import ScoredDocument, Side
 from jaxretr.indexes.index import Document, Written
 from jaxretr.runtime.errors import UsageError, UserError, import_package
 
@@ -60,7 +60,7 @@ class Client:
 
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
-    ) -> list[Found]:
+    ) -> list[ScoredDocument]:
         """Find the best documents for a question, or for its vector.
 
         Args:
@@ -75,16 +75,16 @@ class Client:
         """
         what = {"query": query} if isinstance(query, str) else {"vector": [float(value) for value in query]}
         answer = self._post(f"/v1/{self._index(index)}/search", _json({**what, "k": k, **options}))
-        return [_found(hit) for hit in answer["results"][0]["hits"]]
+        return [_scored_document(hit) for hit in answer["results"][0]["hits"]]
 
     def search_batch(
         self, queries: Sequence[str], *, index: str | None = None, k: int = 10, **options: Any
-    ) -> list[list[Found]]:
+    ) -> list[list[ScoredDocument]]:
         """Find the best documents for each question, in as many requests as needed."""
         path = f"/v1/{self._index(index)}/search"
         most = max(1, min(_QUERIES, _HITS // max(1, k)))
         done = self._in_parts(path, "query", queries, most, {"k": k, **options})
-        return [[_found(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
+        return [[_scored_document(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Embed texts as questions or as documents; float32 [n, D]."""
@@ -97,7 +97,7 @@ class Client:
         """Return the document with an id, None if there is none."""
         name = self._index(index)
         try:
-            found = self._send(
+            answer = self._send(
                 "GET", f"/v1/{name}/doc", params={"id": id}
             )  # A parameter, because httpx would resolve "./" and "../" in a path.
         except ServiceError as error:
@@ -105,7 +105,7 @@ class Client:
             if error.status == 404 and name in self.indexes():
                 return None
             raise
-        return Document(found["id"], found["title"], found["text"], found["metadata"])
+        return Document(answer["id"], answer["title"], answer["text"], answer["metadata"])
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[tuple[int, float]]:
         """Score texts with the service's re-ranker; return (place in `documents`, score), best first."""
@@ -114,8 +114,8 @@ class Client:
         scored: list[tuple[int, float]] = []
         for answer in self._in_parts("/v1/rerank", "documents", documents, _DOCUMENTS, {"query": query}):
             first = len(scored)
-            scored += [(first + found["index"], found["relevance_score"]) for found in answer["results"]]
-        return sorted(scored, key=lambda found: (-found[1], found[0]))[:top_n]
+            scored += [(first + result["index"], result["relevance_score"]) for result in answer["results"]]
+        return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:top_n]
 
     def upsert(self, documents: Sequence[Document], *, index: str | None = None) -> Written:
         """Add documents or replace those with the same ids, in as many requests as needed; each is durable on return.
@@ -249,8 +249,8 @@ def _content(response: Any, where: str) -> Any:
     )
 
 
-def _found(hit: Mapping[str, Any]) -> Found:
-    return Found(
+def _scored_document(hit: Mapping[str, Any]) -> ScoredDocument:
+    return ScoredDocument(
         hit["id"],
         hit["score"],
         hit.get("title", ""),

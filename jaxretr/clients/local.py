@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.clients.source import Found, Side
+from jaxretr.clients.source import ScoredDocument, Side
 from jaxretr.indexes.index import Index, SearchOptions
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -25,7 +25,7 @@ class Local:
 
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
-    ) -> list[Found]:
+    ) -> list[ScoredDocument]:
         """Find the best documents; see `jaxretr.clients.source.Source.search`.
 
         Raises:
@@ -42,9 +42,9 @@ class Local:
         if k < 1:
             raise UsageError(f"k={k}: give at least 1")
         vectors = self.embed([query], "query") if isinstance(query, str) else np.asarray([query], np.float32)
-        found = self.index.find(vectors, k, chosen, with_documents=True)
-        documents = [(found.documents[hit.id], hit.score) for hit in found.hits[0]]
-        return [Found(each.id, score, each.title, each.text, each.metadata) for each, score in documents]
+        findings = self.index.find(vectors, k, chosen, with_documents=True)
+        documents = [(findings.documents[hit.id], hit.score) for hit in findings.hits[0]]
+        return [ScoredDocument(each.id, score, each.title, each.text, each.metadata) for each, score in documents]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Embed texts; float32 [n, D]."""

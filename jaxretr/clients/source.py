@@ -10,7 +10,7 @@ Side = Literal["query", "document"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScoredDocument:
     """A document that a search found.
 
     Attributes:
@@ -33,7 +33,7 @@ class Source(Protocol):
 
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
-    ) -> list[Found]:
+    ) -> list[ScoredDocument]:
         """Find the best documents for a question, or for its vector.
 
         Args:
@@ -49,7 +49,7 @@ class Source(Protocol):
         ...
 
 
-def content_of(hit: Found, *, score: bool = False) -> tuple[str, dict[str, Any]]:
+def content_of(hit: ScoredDocument, *, score: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the content and the metadata of a hit for a framework: its text, or its title where it has no text.
 
     The title is among the metadata, with `score` the score as well. The document's own fields stay as they are: where one

@@ -5,24 +5,7 @@ from collections.abc import Iterable, Sequence
 from jaxretr.data.answer_matching import AnswerMatcher, Match, has_answer
 from jaxretr.runtime.errors import UsageError, UserError
 
-__all__ = ["AnswerMatcher", "Match", "accuracy", "first_hits", "has_answer"]
-
-
-def first_hits(
-    answers: Sequence[Sequence[str]], passages: Iterable[Iterable[str]], match: Match = "string"
-) -> list[int | None]:
-    """Find the first passage with an answer for each of B questions.
-
-    Args:
-      answers: the accepted answers of each question, [B][any number].
-      passages: the ranked passage texts of each question, [B][K], best first.
-      match: "string" or "regex".
-
-    Raises:
-      ValueError: not as many rankings as questions.
-    """
-    matcher = AnswerMatcher(match)
-    return [matcher.first_hit(texts, accepted) for accepted, texts in zip(answers, passages, strict=True)]
+__all__ = ["AnswerMatcher", "Match", "accuracy", "has_answer"]
 
 
 def accuracy(
@@ -49,7 +32,8 @@ def accuracy(
       UsageError: a cut below 1.
       ValueError: not as many rankings as questions.
     """
-    hits = first_hits(answers, passages, match)
+    matcher = AnswerMatcher(match)
+    hits = [matcher.first_hit(texts, accepted) for accepted, texts in zip(answers, passages, strict=True)]
     if not hits:
         raise UserError("Acc@k needs at least one question; the list of questions is empty")
     for k in ks:

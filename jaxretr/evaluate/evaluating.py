@@ -190,15 +190,15 @@ def evaluate_run(
         check_texts(files, corpus, queries, next(filter(_is_searched, baselines), None), rerank is not None)
     questions = questions_of((queries if answers is None else answers) or ())
     compared = _read_baselines(baselines, questions, dtype, batch_size)
-    found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
+    loaded_run = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     if answers is not None and not any(question.answers for question in questions):
         raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
     judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
     on = read_test_set(questions, corpus, judged, (queries, qrels), match, relevance_level)
     if judged is not None and corpus is None:
-        warn_of_own(found, judged, name)
-    return _report([(name, found), *compared], on, names, _loaded_scorer(rerank, depth, names), depth)
+        warn_of_own(loaded_run, judged, name)
+    return _report([(name, loaded_run), *compared], on, names, _loaded_scorer(rerank, depth, names), depth)
 
 
 def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:
@@ -232,8 +232,10 @@ def check_texts(
         file = ", or write ./bm25 for a file of that name" if searched == BM25 else ""
         raise UsageError(f"the baseline {searched} searches the corpus: give corpus and queries as well{file}")
     if corpus is not None or queries is not None:
-        given, missing = ("queries", "corpus") if corpus is None else ("corpus", "queries")
-        raise UsageError(f"with qrels, {given} and {missing} go together: give {missing} as well, or leave {given} out")
+        option, missing = ("queries", "corpus") if corpus is None else ("corpus", "queries")
+        raise UsageError(
+            f"with qrels, {option} and {missing} go together: give {missing} as well, or leave {option} out"
+        )
 
 
 def read_test_set(
@@ -324,14 +326,14 @@ def _report(
     systems: Sequence[System], on: TestSet, metrics: Sequence[str], scorer: "Scorer | None", depth: int
 ) -> Report:
     """Search, re-rank the first system's hits if there is a scorer, and measure."""
-    found = find_all(systems, on, metrics, 0 if scorer is None else depth)
+    runs = find_all(systems, on, metrics, 0 if scorer is None else depth)
     if scorer is not None:
         from jaxretr.evaluate.reranking import rerank
         from jaxretr.indexes.reranking import name_of_scorer
 
-        name, run = found[0]
+        name, run = runs[0]
         run = {id: hits for id, hits in run.items() if on.qrels is None or id in on.qrels}
         after = rerank(scorer, run, queries=on.questions, corpus=on.corpus, depth=depth)
         reranked = f"{PurePath(name).name} re-ranked by {PurePath(name_of_scorer(scorer)).name}"
-        found[:1] = [(reranked, dict(after)), (name, run)]
-    return Report.of(found, on, metrics)
+        runs[:1] = [(reranked, dict(after)), (name, run)]
+    return Report.of(runs, on, metrics)

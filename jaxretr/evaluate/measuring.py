@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.answers import Match, first_hits
+from jaxretr.evaluate.answers import AnswerMatcher, Match
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
@@ -49,22 +49,22 @@ def check_same_corpus(indexes: Sequence["Index | None"], corpus: Corpus | None, 
     for index in indexes:
         if index is None:
             continue
-        own = index.facts().get("texts_fingerprint")
-        if own is None or texts is None:
+        fingerprint = index.facts().get("texts_fingerprint")
+        if fingerprint is None or texts is None:
             listed, _ = index.listing()
             same = ids is None or set(listed) == set(ids)
             ids = listed if ids is None else ids
         else:
-            same = own == texts
+            same = fingerprint == texts
         if not same:
             raise UserError(f"{index.name}: was encoded from other passages than {name}; encode the same corpus")
-        texts, name = own or texts, f"those in {index.name}"
+        texts, name = fingerprint or texts, f"those in {index.name}"
     assert ids is not None
     return ids
 
 
 def run_of(
-    search: Search, questions: Sequence[Question], k: int, own: Collection[str] = ()
+    search: Search, questions: Sequence[Question], k: int, own_questions: Collection[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Search, and leave out the passages that are the questions themselves.
 
@@ -72,18 +72,18 @@ def run_of(
       search: the function that finds passages.
       questions: the questions to search for.
       k: passages per question.
-      own: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
+      own_questions: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
 
     Returns:
       {question id: {passage id: score}} with k passages per question, or fewer where the search finds fewer.
     """
     # One more is searched for in place of the question itself.
-    scores, ids = search(questions, k + bool(own))
+    scores, ids = search(questions, k + bool(own_questions))
     run = {
         question.id: dict(zip(names, values[: len(names)], strict=True))
         for question, names, values in zip(questions, ids, scores.tolist(), strict=True)
     }
-    return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own).items()}
+    return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own_questions).items()}
 
 
 def depth(names: Sequence[str]) -> int:
@@ -124,7 +124,7 @@ class TestSet:
     source: str = ""
 
     @functools.cached_property
-    def own(self) -> frozenset[str]:
+    def own_questions(self) -> frozenset[str]:
         """The ids of the questions that are passages themselves, which do not count as found."""
         return own_ids(self.questions, self.corpus, self.qrels)
 
@@ -139,7 +139,7 @@ class TestSet:
         questions = self.questions
         if texts is not None:
             questions = [dataclasses.replace(each, text=text) for each, text in zip(questions, texts, strict=True)]
-        return run_of(search, questions, k, self.own)
+        return run_of(search, questions, k, self.own_questions)
 
     def others(self, run: Run, names: Sequence[str], name: str) -> Run:
         """Leave out a run's hits that are the question itself; warn where fewer hits are left than these metrics look at.
@@ -149,9 +149,9 @@ class TestSet:
           names: the names of the metrics.
           name: the run's name, for the warning.
         """
-        kept = without_own(run, self.own)
+        kept = without_own(run, self.own_questions)
         cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
-        short = [id for id in self.own if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
+        short = [id for id in self.own_questions if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
         if short and len(run[short[0]]) < len(self.corpus):
             log.warning(
                 "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one "
@@ -183,34 +183,44 @@ class TestSet:
         if self.qrels is not None:
             return metrics.evaluate(self.qrels, run, names, per_query=True, relevance_level=self.relevance_level)[1]
         cuts = {metric: cut_of_answers(metric) for metric in names}
-        deepest = max(cuts.values())
-        texts = [ranked_texts(run.get(question.id, {}), self.corpus, deepest) for question in self.questions]
-        hits = first_hits([question.answers for question in self.questions], texts, self.match)
+        hits = [self._first_hit(question, run, max(cuts.values())) for question in self.questions]
         return {
             metric: {q.id: float(hit is not None and hit < cut) for q, hit in zip(self.questions, hits, strict=True)}
             for metric, cut in cuts.items()
         }
 
+    @functools.cached_property
+    def _matcher(self) -> AnswerMatcher:
+        return AnswerMatcher(self.match)
 
-def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[str]:
-    """The texts of the k best passages, ranked as trec_eval ranks them."""
-    ranked = ranked_ids(scores, k)
-    missing = next((name for name in ranked if name not in corpus), None)
-    if missing is not None:
-        raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
-    return [corpus.texts[corpus.row(name)] for name in ranked]
+    @functools.cached_property
+    def _has_answer(self) -> dict[str, dict[str, bool]]:
+        """{question id: {passage id: whether its text has an answer}}; the same pairs come up in run after run."""
+        return {}
+
+    def _first_hit(self, question: Question, run: Run, k: int) -> int | None:
+        """The rank, from 0, of the first passage with an answer among the k best, ranked as trec_eval ranks them."""
+        ranked, known = ranked_ids(run.get(question.id, {}), k), self._has_answer.setdefault(question.id, {})
+        if missing := next((id for id in ranked if id not in known and id not in self.corpus), None):
+            raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
+        for rank, id in enumerate(ranked):
+            if id not in known:
+                known[id] = self._matcher.has_answer(self.corpus.texts[self.corpus.row(id)], question.answers)
+            if known[id]:
+                return rank
+        return None
 
 
 def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
     """Warn where most first hits seem to be the question itself, which only the texts can tell."""
     best = {id: max(run[id], key=run[id].__getitem__) for id in qrels if run.get(id)}
-    own = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
-    if 2 * len(own) > len(best):
+    suspects = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
+    if 2 * len(suspects) > len(best):
         log.warning(
             "%s: the first hit of %d of %d questions has the question's own id and is not relevant; if the corpus contains "
             "the questions, give corpus and queries as well, so that they are left out",
             name,
-            len(own),
+            len(suspects),
             len(best),
         )
 

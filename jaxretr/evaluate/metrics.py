@@ -45,12 +45,6 @@ def evaluate(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]: ...
 
 
-@overload
-def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool, *, relevance_level: int = 1
-) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]: ...
-
-
 def evaluate(
     qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool = False, *, relevance_level: int = 1
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]:
@@ -84,9 +78,9 @@ def evaluate(
         raise UserError("there are no relevance judgements to measure against: the qrels are empty")
     values: dict[str, dict[str, float]] = {name: {} for name in computed}
     for question_id, judged in qrels.items():
-        found = _found(question_id, judged, run.get(question_id, {}), relevance_level)
+        facts = _facts_of(question_id, judged, run.get(question_id, {}), relevance_level)
         for name, (measure, cut) in computed.items():
-            values[name][question_id] = measure(found, cut)
+            values[name][question_id] = measure(facts, cut)
     means = {name: mean(of_questions) for name, of_questions in values.items()}
     return (means, values) if per_query else means
 
@@ -97,7 +91,7 @@ def mean(of_questions: Mapping[str, float]) -> float:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Facts:
     """The facts about one question that the measures need.
 
     Attributes:
@@ -117,10 +111,10 @@ class _Found:
     not_relevant: int
 
 
-def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Found:
+def _facts_of(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Facts:
     grades = [judged.get(passage_id) for passage_id in ranked_ids(retrieved, question_id=question_id)]
     gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]
-    return _Found(
+    return _Facts(
         grades,
         gains,
         [rank for rank, grade in gains if grade >= level],
@@ -130,71 +124,71 @@ def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, 
     )
 
 
-def _ndcg(found: _Found, cut: float) -> float:
-    gained = sum(grade / math.log2(rank + 1) for rank, grade in found.gains if rank <= cut)
-    best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(found.ideal, start=1) if rank <= cut)
+def _ndcg(facts: _Facts, cut: float) -> float:
+    gained = sum(grade / math.log2(rank + 1) for rank, grade in facts.gains if rank <= cut)
+    best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(facts.ideal, start=1) if rank <= cut)
     return _share(gained, best)
 
 
-def _mrr(found: _Found, cut: float) -> float:
-    return 1.0 / found.ranks[0] if found.ranks and found.ranks[0] <= cut else 0.0
+def _mrr(facts: _Facts, cut: float) -> float:
+    return 1.0 / facts.ranks[0] if facts.ranks and facts.ranks[0] <= cut else 0.0
 
 
-def _recall(found: _Found, cut: float) -> float:
-    return _share(_retrieved(found, cut), found.relevant)
+def _recall(facts: _Facts, cut: float) -> float:
+    return _share(_retrieved(facts, cut), facts.relevant)
 
 
-def _capped_recall(found: _Found, cut: float) -> float:
-    return _share(_retrieved(found, cut), min(found.relevant, cut))
+def _capped_recall(facts: _Facts, cut: float) -> float:
+    return _share(_retrieved(facts, cut), min(facts.relevant, cut))
 
 
-def _precision(found: _Found, cut: float) -> float:
-    return _retrieved(found, cut) / cut
+def _precision(facts: _Facts, cut: float) -> float:
+    return _retrieved(facts, cut) / cut
 
 
-def _r_precision(found: _Found, cut: float) -> float:
-    return _share(_retrieved(found, found.relevant), found.relevant)
+def _r_precision(facts: _Facts, cut: float) -> float:
+    return _share(_retrieved(facts, facts.relevant), facts.relevant)
 
 
-def _map(found: _Found, cut: float) -> float:
-    precisions = (count / rank for count, rank in enumerate(found.ranks, start=1) if rank <= cut)
-    return _share(sum(precisions), found.relevant)
+def _map(facts: _Facts, cut: float) -> float:
+    precisions = (count / rank for count, rank in enumerate(facts.ranks, start=1) if rank <= cut)
+    return _share(sum(precisions), facts.relevant)
 
 
-def _success(found: _Found, cut: float) -> float:
-    return float(_retrieved(found, cut) > 0)
+def _success(facts: _Facts, cut: float) -> float:
+    return float(_retrieved(facts, cut) > 0)
 
 
-def _bpref(found: _Found, cut: float) -> float:
-    """Compute bpref as trec_eval does.
+def _bpref(facts: _Facts, cut: float) -> float:
+    """Compute bpref, as trec_eval does, from the judged passages alone.
 
     C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004.
     """
-    relevant = set(found.ranks)
-    total, above = 0.0, 0
-    for rank, grade in enumerate(found.grades, start=1):
+    relevant = set(facts.ranks)
+    total, num_above = 0.0, 0
+    for rank, grade in enumerate(facts.grades, start=1):
         if rank in relevant:
-            total += 1 - min(above, found.relevant) / min(found.not_relevant, found.relevant) if above else 1
+            total += 1 - min(num_above, facts.relevant) / min(facts.not_relevant, facts.relevant) if num_above else 1
         elif grade is not None and grade >= 0:
-            above += 1
-    return _share(total, found.relevant)
+            num_above += 1
+    return _share(total, facts.relevant)
 
 
-def _holes(found: _Found, cut: float) -> float:
-    first = found.grades[: int(min(cut, len(found.grades)))]
+def _holes(facts: _Facts, cut: float) -> float:
+    first = facts.grades[: int(min(cut, len(facts.grades)))]
     return _share(first.count(None), len(first))
 
 
-def _retrieved(found: _Found, cut: float) -> int:
-    return sum(rank <= cut for rank in found.ranks)
+def _retrieved(facts: _Facts, cut: float) -> int:
+    return sum(rank <= cut for rank in facts.ranks)
 
 
-def _share(part: float, whole: float) -> float:
-    """`part` divided by `whole`; 0 if `whole` is 0."""
-    return part / whole if whole else 0.0
+def _share(part: float, total: float) -> float:
+    """`part` divided by `total`; 0 if `total` is 0."""
+    return part / total if total else 0.0
 
 
-_MEASURES: dict[str, Callable[[_Found, float], float]] = {
+_MEASURES: dict[str, Callable[[_Facts, float], float]] = {
     "ndcg": _ndcg,
     "mrr": _mrr,
     "recall": _recall,

@@ -93,11 +93,11 @@ class MtebModel:
         _check_device(device)
         self.encoder = load_encoder(path or model_name, dtype=dtype) if encoder is None else encoder
         self.batch_size = batch_size
-        found = model_fingerprint(self.encoder, "question")[:16]
-        if revision not in (None, found):
-            raise UserError(f"{path or model_name}: its weights are revision {found}, not {revision}; leave it out")
+        digest = model_fingerprint(self.encoder, "question")[:16]
+        if revision not in (None, digest):
+            raise UserError(f"{path or model_name}: its weights are revision {digest}, not {revision}; leave it out")
         loading = {} if encoder is not None else {"path": path or model_name, "batch_size": batch_size, "dtype": dtype}
-        self.mteb_model_meta = _metadata(self.encoder, model_name, found, loading, metadata or {})
+        self.mteb_model_meta = _metadata(self.encoder, model_name, digest, loading, metadata or {})
         self._passages: np.ndarray | None = None
         self._ids: list[str] = []
 
@@ -245,7 +245,7 @@ class MtebModel:
     ) -> dict[str, dict[str, float]]:
         assert self._passages is not None
         row_of = {id: row for row, id in enumerate(self._ids)}
-        found = {}
+        run = {}
         for query_id, embedding in zip(query_ids, embeddings, strict=True):
             ids = list(candidates.get(query_id, ()))
             if unknown := next((id for id in ids if id not in row_of), None):
@@ -254,8 +254,8 @@ class MtebModel:
                 )
             scores = self._passages[[row_of[id] for id in ids]] @ embedding
             best = np.argsort(-scores, kind="stable")[:top_k]
-            found[query_id] = {ids[place]: float(scores[place]) for place in best}
-        return found
+            run[query_id] = {ids[place]: float(scores[place]) for place in best}
+        return run
 
 
 def _columns(batches: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -286,7 +286,7 @@ def _metadata(
     name: str,
     revision: str,
     loading: Mapping[str, Any],
-    given: Mapping[str, Any],
+    extra: Mapping[str, Any],
 ) -> Any:
     """Make mteb's ModelMeta of an encoder, from the weights and the fields that the user adds."""
     mteb = import_extra("mteb.models.model_meta", "mteb")
@@ -298,7 +298,7 @@ def _metadata(
     cosine = isinstance(encoder, DualEncoder) and encoder.config.normalise
     fields = {
         "loader": MtebModel if loading else None,
-        "loader_kwargs": {**loading, "metadata": dict(given)} if loading else {},
+        "loader_kwargs": {**loading, "metadata": dict(extra)} if loading else {},
         "name": name,
         "revision": revision,
         "release_date": None,
@@ -318,7 +318,7 @@ def _metadata(
         "training_datasets": None,
     }
     try:
-        return mteb.ModelMeta(**{**fields, **given})
+        return mteb.ModelMeta(**{**fields, **extra})
     except ValueError as error:  # pydantic's error, of several lines
         problems = getattr(error, "errors", list)()
         where = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems) or str(error)

@@ -74,16 +74,16 @@ def deepest_cuts(names: Sequence[str]) -> dict[str, int]:
     Raises:
       UsageError: no metric has a cut.
     """
-    found: dict[str, int] = {}
+    deepest: dict[str, int] = {}
     for name in names:
         base, _, cut = name.strip().partition("@")
         if cut:
-            found[base] = max(found.get(base, 0), int(cut))
-    if not found:
+            deepest[base] = max(deepest.get(base, 0), int(cut))
+    if not deepest:
         raise UsageError(
             f"a plot draws metrics against their cut, and {', '.join(names)} has none; name for instance recall@100"
         )
-    return found
+    return deepest
 
 
 def cuts_to(deepest: int) -> list[int]:

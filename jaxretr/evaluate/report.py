@@ -25,7 +25,7 @@ _PERSISTENCE, _DEPTH = 0.9, 100
 
 @dataclass(frozen=True)
 class Measured:
-    """A system that was measured.
+    """The run of a system, and its metrics question by question.
 
     Attributes:
       path: the path of its run or model, as the user gave it.
@@ -78,13 +78,13 @@ class Report(Results):
           on: the questions to measure them on.
           names: the metrics.
         """
-        run, *baselines = systems = [Measured(name, found, on(found, names, name)) for name, found in runs]
+        run, *baselines = systems = [Measured(name, hits, on(hits, names, name)) for name, hits in runs]
         for system in systems:
             warn_of_missing(next(iter(system.values.values())), system.run, system.path)
-        found = iter(corrected([compare(run.values[name], of.values[name]) for of in baselines for name in run.values]))
+        each = iter(corrected([compare(run.values[name], of.values[name]) for of in baselines for name in run.values]))
         ids = list(next(iter(run.values.values())))
         against = [
-            Against({name: next(found) for name in run.values}, overlap(run.run, baseline.run, ids))
+            Against({name: next(each) for name in run.values}, overlap(run.run, baseline.run, ids))
             for baseline in baselines
         ]
         return cls(systems, shortened([system.path for system in systems]), against, on.measure)
@@ -123,10 +123,10 @@ class Report(Results):
             content["baselines"] = [
                 {
                     "run": system.path,
-                    "rbo": found.rbo,
-                    "metrics": {name: vars(comparison) for name, comparison in found.comparisons.items()},
+                    "rbo": against.rbo,
+                    "metrics": {name: vars(comparison) for name, comparison in against.comparisons.items()},
                 }
-                for system, found in zip(self.systems[1:], self.against, strict=True)
+                for system, against in zip(self.systems[1:], self.against, strict=True)
             ]
         if len(self.against) == 1:  # A shorter path for scripts with one baseline.
             content["baseline"] = content["baselines"][0]["metrics"]
@@ -205,8 +205,8 @@ class Report(Results):
             )
         compared = [
             Row(name if not number else "", list(map(Cell, (metric, *comparison.cells))))
-            for name, found in zip(self.names[1:], self.against, strict=True)
-            for number, (metric, comparison) in enumerate(found.comparisons.items())
+            for name, against in zip(self.names[1:], self.against, strict=True)
+            for number, (metric, comparison) in enumerate(against.comparisons.items())
         ]
         columns = ("metric", *Corrected.HEADS, "higher/equal/lower")
         explained = [

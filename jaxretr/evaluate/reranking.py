@@ -46,8 +46,8 @@ def rerank(
     questions = questions_of(queries)
     hits = hits_of(read_run(run, questions=questions) if isinstance(run, str | Path) else run)
     passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
-    found, _ = rerank_hits(scorer, hits, questions=questions, corpus=passages, depth=depth, batch_size=batch_size)
-    return SearchRun(found, questions)
+    ranking, _ = rerank_hits(scorer, hits, questions=questions, corpus=passages, depth=depth, batch_size=batch_size)
+    return SearchRun(ranking, questions)
 
 
 def hits_of(run: Run) -> Sequence[Hits]:

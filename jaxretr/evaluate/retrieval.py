@@ -35,7 +35,7 @@ def retrieval_metrics(
     rows: np.ndarray,
     measures: Sequence[str] = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"),
 ) -> dict[str, float]:
-    """Compute metrics of retrieved rows.
+    """Compute the metrics of the corpus rows that a search returned.
 
     Args:
       corpus: the corpus that was searched.
@@ -57,6 +57,6 @@ def retrieval_metrics(
         judged = {question.id: dict(qrels[question.id]) for question in questions}
         values |= metrics.evaluate(judged, run, list(measures))
     if any(question.answers for question in questions):
-        passages = ([corpus.texts[row] for row in found if row >= 0] for found in rows)
+        passages = ([corpus.texts[row] for row in question_rows if row >= 0] for question_rows in rows)
         values |= accuracy([question.answers for question in questions], passages, ks=(1, 5, 20, 100))
     return values

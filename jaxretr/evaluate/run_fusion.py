@@ -101,25 +101,25 @@ def fuse(
     questions = questions_of(queries or ())
     qrels = read_qrels(tune) if isinstance(tune, str | Path) else tune
     names = [str(run) if isinstance(run, str | Path) else f"run {number}" for number, run in enumerate(runs, start=1)]
-    found = [
+    loaded_runs = [
         read_run(run, questions=questions or None, trec_ids=trec_ids) if isinstance(run, str | Path) else run
         for run in runs
     ]
-    _warn_of_other_questions(found, names)
+    _warn_of_other_questions(loaded_runs, names)
     if method == "rrf":
-        return Fused(reciprocal_rank(found, k=k))
+        return Fused(reciprocal_rank(loaded_runs, k=k))
     if missing is None:
-        _warn_of_short_lists(found, names)
+        _warn_of_short_lists(loaded_runs, names)
     how: Normalise = normalise or "none"
     curve = None
     if qrels is not None:
         on = read_test_set(questions, corpus, qrels, (queries, tune))
         if corpus is None:
-            for run, name in zip(found, names, strict=True):
+            for run, name in zip(loaded_runs, names, strict=True):
                 warn_of_own(run, qrels, name)
-        curve = _tuned(found, names, on, metric or "recall@100", grid or "log", how, missing)
+        curve = _tuned(loaded_runs, names, on, metric or "recall@100", grid or "log", how, missing)
         weights = [curve.choice.weight]
-    return Fused(interpolate(found, [1.0, *(weights or ())], normalise=how, missing=missing, k=k), curve)
+    return Fused(interpolate(loaded_runs, [1.0, *(weights or ())], normalise=how, missing=missing, k=k), curve)
 
 
 def _check_arguments(
@@ -135,8 +135,8 @@ def _check_arguments(
     if len(runs) < 2:
         raise UsageError("one run alone cannot be fused; give at least two")
     if method == "rrf":
-        given = {"weights": weights, "normalise": normalise, "missing": missing, "tune": tune}
-        if superfluous := next((name for name, value in given.items() if value is not None), None):
+        options = {"weights": weights, "normalise": normalise, "missing": missing, "tune": tune}
+        if superfluous := next((name for name, value in options.items() if value is not None), None):
             raise UsageError(f"{superfluous}= belongs to method=interpolation; leave it out: rrf looks at ranks alone")
     elif tune is not None:
         if weights is not None:
@@ -153,16 +153,16 @@ def _check_arguments(
             f"missing= is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"
         )
     if tune is None:
-        given = {"metric": metric, "grid": grid}
-        if superfluous := next((name for name, value in given.items() if value is not None), None):
+        options = {"metric": metric, "grid": grid}
+        if superfluous := next((name for name, value in options.items() if value is not None), None):
             raise UsageError(f"{superfluous}= belongs to tune=; leave it out")
 
 
 def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
     """Warns of a run that lacks questions which another one has."""
-    questions = dict.fromkeys(name for found in runs for name in found)
-    for found, name in zip(runs, names, strict=True):
-        if missing := [question_id for question_id in questions if question_id not in found]:
+    questions = dict.fromkeys(name for run in runs for name in run)
+    for run, name in zip(runs, names, strict=True):
+        if missing := [question_id for question_id in questions if question_id not in run]:
             log.warning(
                 "%s lacks %d of %d questions (%s, ...): the other runs alone rank their passages",
                 name,
@@ -174,17 +174,17 @@ def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
     """Warns of a run with lists of different lengths, as BM25's where few passages share a word with the question."""
-    for number, (found, name) in enumerate(zip(runs, names, strict=True)):
-        longest = max(map(len, found.values()), default=0)
-        if short := sum(0 < len(hits) < longest for hits in found.values()):
-            of_each = " ".join(f"missing={'zero' if run == number else 'lowest'}" for run in range(len(runs)))
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        longest = max(map(len, run.values()), default=0)
+        if short := sum(0 < len(hits) < longest for hits in run.values()):
+            of_each = " ".join(f"missing={'zero' if n == number else 'lowest'}" for n in range(len(runs)))
             log.warning(
                 "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
                 "BM25's, whose score of all others is 0, add %s",
                 name,
                 longest,
                 short,
-                len(found),
+                len(run),
                 of_each,
             )
 
@@ -198,22 +198,22 @@ def _tuned(
     normalise: Normalise,
     missing: Sequence[Missing] | None,
 ) -> Curve:
-    alone = [on.others(run, (metric,), name) for run, name in zip(runs, names, strict=True)]
-    k = depth((metric,)) + bool(on.own)
+    single_runs = [on.others(run, (metric,), name) for run, name in zip(runs, names, strict=True)]
+    k = depth((metric,)) + bool(on.own_questions)
 
     def evaluate(weights: Sequence[float]) -> dict[float, Mapping[str, float]]:
-        found = {}
+        values = {}
         for weight in weights:
             if weight == 0:
-                fused: Run = alone[0]
+                fused: Run = single_runs[0]
             elif math.isinf(weight):
-                fused = alone[1]
+                fused = single_runs[1]
             else:
                 # The question itself is in what is fused, since it is in what is written: it only does not count.
-                whole = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=k)
-                fused = without_own(whole, on.own)
-            found[weight] = on(fused, (metric,))[metric]
-        return found
+                fused_run = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=k)
+                fused = without_own(fused_run, on.own_questions)
+            values[weight] = on(fused, (metric,))[metric]
+        return values
 
     return trace(
         evaluate,

@@ -163,17 +163,17 @@ def _format(path: str, source: str, format: str | None) -> str:
     if source == RUN:
         # The name "dpr" is that of a run there.
         formats = tuple(dict.fromkeys((*get_args(RunFormat), *SCORED_FORMATS)))
-        own = _run_format(Path(path).expanduser())
+        input_format = _run_format(Path(path).expanduser())
     elif source in FORMATS:
-        formats, own = SCORED_FORMATS, source
+        formats, input_format = SCORED_FORMATS, source
     else:
         raise UserError(f"{path}: has no pairs of question and passage; give a training set, a run or rows of pairs")
-    if format is None and own not in formats:
-        raise UsageError(f"{path}: {own} has no place for scores; give format=, one of {', '.join(formats)}")
+    if format is None and input_format not in formats:
+        raise UsageError(f"{path}: {input_format} has no place for scores; give format=, one of {', '.join(formats)}")
     if format is not None and format not in formats:
         what = "runs are written as runs or training sets:" if source == RUN else "formats with scores are"
         raise UsageError(f"format={format}{did_you_mean(format, formats)}; {what} {', '.join(formats)}")
-    return format or own
+    return format or input_format
 
 
 def _run_format(path: Path) -> RunFormat:
@@ -190,7 +190,7 @@ def _check_inputs(path: str, source: str, queries: Path_ | None, corpus: Path_ |
         name = "corpus" if queries is None else "queries"
         raise UsageError(f"{path}: has the texts of its pairs; leave {name}= out")
     if source == RUN:
-        missing = [name for name, given in (("queries", queries), ("corpus", corpus)) if given is None]
+        missing = [name for name, value in (("queries", queries), ("corpus", corpus)) if value is None]
         if missing:
             raise UsageError(f"{path}: a run has ids alone; give {' and '.join(f'{name}=' for name in missing)}")
     if source in FORMATS and FORMATS[source].needs_queries and queries is None:
@@ -213,7 +213,7 @@ def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str)
     questions = read_questions(queries, trec_ids=trec)
     hits = hits_of(read_run(path, questions=questions, trec_ids=trec))
     passages = read_corpus(corpus)
-    found, kept = rerank_hits(
+    ranking, kept = rerank_hits(
         call.load,
         hits,
         questions=questions,
@@ -224,18 +224,18 @@ def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str)
         out=call.place,
     )
     if to in get_args(RunFormat):
-        run = SearchRun(found, questions)
+        run = SearchRun(ranking, questions)
         call.write(kept, lambda out: run.save(out, format=cast(RunFormat, to), corpus=passages))
     else:
-        examples = _examples_of(found, questions)
+        examples = _examples_of(ranking, questions)
         call.write(kept, lambda out: write_examples(out, examples, to, passages, source=path))
-    return sum(len(hits.ids) for hits in found)
+    return sum(len(hits.ids) for hits in ranking)
 
 
-def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterator[Example]:
+def _examples_of(ranked_hits: Sequence[Hits], questions: Sequence[Question]) -> Iterator[Example]:
     """Make an example of each question with hits, whose first passage is the positive."""
     question_of_id = {question.id: question for question in questions}
-    for hits in found:
+    for hits in ranked_hits:
         candidates = tuple(
             Candidate(id, "", None, score) for id, score in zip(hits.ids, _numbers(hits.scores), strict=True)
         )
@@ -254,8 +254,8 @@ def _score_examples(
     rows = ExampleRows(passages, file)
 
     def examples() -> Iterator[Example]:
-        found = read_examples(place, format=source, corpus=passages, queries=queries, split=split)
-        return joined(found) if FORMATS[source].spreads and not FORMATS[to].spreads else found
+        rows_of_file = read_examples(place, format=source, corpus=passages, queries=queries, split=split)
+        return joined(rows_of_file) if FORMATS[source].spreads and not FORMATS[to].spreads else rows_of_file
 
     def pairs() -> Iterator[Pair]:
         for example in examples():

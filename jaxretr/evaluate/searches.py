@@ -61,9 +61,9 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> EncoderSearch:
     """Encode questions and search an index that the encoder made; see `encoder_search`."""
     from jaxretr.indexes.index import SearchOptions
-    from jaxretr.indexes.read_only import found_by
+    from jaxretr.indexes.read_only import search_ids
 
-    return EncoderSearch(encoder, lambda vectors, k: found_by(index, vectors, k, SearchOptions()), batch_size)
+    return EncoderSearch(encoder, lambda vectors, k: search_ids(index, vectors, k, SearchOptions()), batch_size)
 
 
 def find_all(
@@ -89,12 +89,12 @@ def find_all(
             lengths[name] = search.lengths
         return on.search(search, k)
 
-    found: list[tuple[str, Run]] = []
-    for name, one in systems:
-        k = max(depth(metrics), 0 if found else first_hits)
-        found.append((name, hits_of(name, one, k) if callable(one) else on.others(one, metrics, name)))
+    runs: list[tuple[str, Run]] = []
+    for name, run in systems:
+        k = max(depth(metrics), 0 if runs else first_hits)
+        runs.append((name, hits_of(name, run, k) if callable(run) else on.others(run, metrics, name)))
     note_lengths(lengths)
-    return found
+    return runs
 
 
 def note_lengths(read: Mapping[str, tuple[int, int]]) -> None:

@@ -200,10 +200,10 @@ def bootstrap_band(
     questions = len(values)
     means = []
     for size in _blocks(resamples, questions):
-        drawn = rng.integers(0, questions, (size, questions), dtype=np.int64)
-        drawn += questions * np.arange(size)[:, None]
+        draws = rng.integers(0, questions, (size, questions), dtype=np.int64)
+        draws += questions * np.arange(size)[:, None]
         # The number of times that each draw has each question: all columns then share one product.
-        counts = np.bincount(drawn.ravel(), minlength=size * questions).reshape(size, questions)
+        counts = np.bincount(draws.ravel(), minlength=size * questions).reshape(size, questions)
         means.append(counts.astype(np.float64) @ values / questions)
     low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     return low, high

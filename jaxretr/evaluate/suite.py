@@ -37,7 +37,7 @@ Means = dict[str, float]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A BEIR folder.
+    """A BEIR folder of a suite, and the split that is measured.
 
     Attributes:
       name: its path below the suite's folder, with slashes.
@@ -50,7 +50,7 @@ class DataSet:
     split: str
 
     def files(self) -> dict[str, Source]:
-        """The files that are read."""
+        """The files that a measurement reads, by what they hold."""
         return {
             "corpus": find_input(self.folder, "corpus.jsonl"),
             "queries": find_input(self.folder, "queries.jsonl"),
@@ -196,19 +196,19 @@ def evaluate_suite(
         "relevance_level": relevance_level,
     }
     # Read all of them first: results that do not belong here are found before anything is measured.
-    known = {} if out is None else {one.name: read_result(out, one, settings) for one in data_sets}
+    known = {} if out is None else {data_set.name: read_result(out, data_set, settings) for data_set in data_sets}
     results: dict[str, Result] = {}
-    for number, one in enumerate(data_sets, start=1):
-        place = f"{one.name} ({number} of {len(data_sets)})"
-        found = known.get(one.name)
-        if found is None:
+    for number, data_set in enumerate(data_sets, start=1):
+        place = f"{data_set.name} ({number} of {len(data_sets)})"
+        result = known.get(data_set.name)
+        if result is None:
             log.info("%s", place)
-            found = _measured(model, one, metrics, relevance_level, batch_size)
+            result = _measured(model, data_set, metrics, relevance_level, batch_size)
             if out is not None:
-                write_result(out, one, settings, found, name_of(model))
+                write_result(out, data_set, settings, result, name_of(model))
         else:
             log.info("%s: measured before, taken from %s", place, out)
-        results[one.name] = found
+        results[data_set.name] = result
     report = SuiteReport(name_of(model), results, skipped)
     if out is not None:
         with atomic_write(out / _SUITE) as file:
@@ -217,14 +217,14 @@ def evaluate_suite(
 
 
 def _measured(
-    encoder: Encoder, one: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
+    encoder: Encoder, data_set: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
 ) -> Result:
-    beir = read_beir(one.folder, one.split)
+    beir = read_beir(data_set.folder, data_set.split)
     on = TestSet(beir.questions, beir.corpus, beir.qrels, relevance_level=relevance_level)
     hits = on.search(encoder_search(encoder, beir.corpus, batch_size), depth(metrics))
     values = on(hits, metrics)
-    warn_of_missing(next(iter(values.values())), hits, one.name)
-    return Result(one.split, len(beir.qrels), len(beir.corpus), values)
+    warn_of_missing(next(iter(values.values())), hits, data_set.name)
+    return Result(data_set.split, len(beir.qrels), len(beir.corpus), values)
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
@@ -243,21 +243,21 @@ def find_data_sets(root: Input, splits: Sequence[str]) -> tuple[list[DataSet], d
     Raises:
       UserError: there is no such folder.
     """
-    found, skipped = [], {}
+    data_sets, skipped = [], {}
     for name, place in _places(source_of(root)).items():
         named = isinstance(place, NamedSource)
         files = ("corpus.jsonl", "queries.jsonl")
         missing = [] if isinstance(place, NamedSource) else [file for file in files if _input(place.path, file) is None]
-        there = beir_splits(place)
-        split = next((split for split in splits if split in there), None)
+        existing_splits = beir_splits(place)
+        split = next((split for split in splits if split in existing_splits), None)
         if missing:
             skipped[name] = f"it has no {' and no '.join(missing)}"
         elif split is None:
             file, nothing = ("", "no judgements") if named else (f" (qrels/{splits[0]}.tsv)", "no judgements at all")
-            skipped[name] = f"no split {' or '.join(splits)}{file}, it has {', '.join(there) or nothing}"
+            skipped[name] = f"no split {' or '.join(splits)}{file}, it has {', '.join(existing_splits) or nothing}"
         else:
-            found.append(DataSet(name, place, split))
-    return found, skipped
+            data_sets.append(DataSet(name, place, split))
+    return data_sets, skipped
 
 
 def _places(root: Source) -> dict[str, Source]:
@@ -299,13 +299,13 @@ def _input(folder: Path, name: str) -> Path | None:
 # ---- kept results ----------------------------------------------------------------------------------------------------
 
 
-def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result | None:
+def read_result(out: Path, data_set: DataSet, settings: Mapping[str, Any]) -> Result | None:
     """Read an earlier call's result; None if it did not get to this data set.
 
     Raises:
       UserError: the result is of another model, of other settings or of other files, or cannot be read.
     """
-    path = out / one.name / _RESULT
+    path = out / data_set.name / _RESULT
     if not path.exists():
         return None
     try:
@@ -313,41 +313,41 @@ def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result 
         if (content["format"], content["version"]) != (_FORMAT, _VERSION):
             raise ValueError("another format or version")
         result = Result(content["split"], content["questions"], content["passages"], content["per_query"])
-        kept, files = content["settings"], content["files"]
+        old_settings, files = content["settings"], content["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path}: is not the result of a suite ({error}); remove it, or give another folder as out="
         ) from None
-    for name, value in {**settings, "split": one.split}.items():
-        before = result.split if name == "split" else kept.get(name)
+    for name, value in {**settings, "split": data_set.split}.items():
+        before = result.split if name == "split" else old_settings.get(name)
         if before != value:
             what = {"model_fingerprint": "another model"}.get(name, f"{name.replace('_', ' ')} {_short(before)}")
             raise UserError(f"{path}: was measured with {what}; give another folder as out=, or remove the file")
-    if files != _hashes(one):
-        raise UserError(f"{path}: {one.folder} has changed since; give another folder as out=, or remove the file")
+    if files != _hashes(data_set):
+        raise UserError(f"{path}: {data_set.folder} has changed since; give another folder as out=, or remove the file")
     return result
 
 
-def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: Result, model: str) -> None:
+def write_result(out: Path, data_set: DataSet, settings: Mapping[str, Any], result: Result, model: str) -> None:
     """Write the result of one data set, completely or not at all."""
     content = {
         "format": _FORMAT,
         "version": _VERSION,
-        "data_set": one.name,
+        "data_set": data_set.name,
         "split": result.split,
         "model": model,
         "settings": settings,
-        "files": _hashes(one),
+        "files": _hashes(data_set),
         "questions": result.questions,
         "passages": result.passages,
         "metrics": result.means,
         "per_query": result.values,
     }
-    write_json(out / one.name / _RESULT, content)
+    write_json(out / data_set.name / _RESULT, content)
 
 
-def _hashes(one: DataSet) -> dict[str, str]:
-    return {name: path.digest() for name, path in one.files().items()}
+def _hashes(data_set: DataSet) -> dict[str, str]:
+    return {name: path.digest() for name, path in data_set.files().items()}
 
 
 def _short(value: Any) -> str:

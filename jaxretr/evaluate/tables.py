@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table.
+    """A table with a title, heads, rows and notes, in no notation yet.
 
     Attributes:
       title: title without a full stop.
@@ -163,10 +163,13 @@ def shortened(names: Sequence[str]) -> list[str]:
     """Return the last parts of each path, as many as tell it from the others; names that occur twice are numbered."""
     parts = [PurePath(name).parts or (name,) for name in names]
     short = []
-    for own in parts:
-        others = [other for other in parts if other != own]
-        length = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
-        short.append(str(PurePath(*own[-length:])))
+    for path in parts:
+        others = [other for other in parts if other != path]
+        length = next(
+            (n for n in range(1, len(path)) if all(other[-n:] != path[-n:] for other in others)),
+            len(path),
+        )
+        short.append(str(PurePath(*path[-length:])))
     seen: Counter[str] = Counter()
     for place, name in enumerate(short):
         seen[name] += 1

@@ -43,8 +43,8 @@ class TypoReport(Results):
         """{(split, metric): {(system, kind of typos): the cost}}."""
         return {
             (split, metric): {
-                (system, kind): found.robustness(kind, metric)
-                for system, found in of_systems.items()
+                (system, kind): of_system.robustness(kind, metric)
+                for system, of_system in of_systems.items()
                 for kind in self.changed[split]
             }
             for split, of_systems in self.values.items()
@@ -62,8 +62,8 @@ class TypoReport(Results):
         for split, metric in self.losses:
             models = dict(list(self.values[split].items())[: self.models])
             compared = {
-                (name, kind): compare(found.means(kind, metric), next(iter(models.values())).means(kind, metric))
-                for name, found in list(models.items())[1:]
+                (name, kind): compare(of_system.means(kind, metric), next(iter(models.values())).means(kind, metric))
+                for name, of_system in list(models.items())[1:]
                 for kind in (CLEAN, *self.changed[split])
             }
             differences[split, metric] = dict(zip(compared, corrected(list(compared.values())), strict=True))
@@ -71,9 +71,9 @@ class TypoReport(Results):
 
     def __repr__(self) -> str:
         losses: dict[str, Any] = {split: {} for split in self.questions}
-        for (split, metric), found in self.losses.items():
+        for (split, metric), costs in self.losses.items():
             of_systems = losses[split].setdefault(metric, {})
-            for (system, kind), robust in found.items():
+            for (system, kind), robust in costs.items():
                 of_systems.setdefault(system, {})[kind] = f"{robust.relative_loss:.1f} %"
         return f"TypoReport(losses: {losses})"
 
@@ -92,13 +92,13 @@ class TypoReport(Results):
         }
         for (split, metric), losses in self.losses.items():
             systems: dict[str, Any] = {}
-            for (system, kind), found in losses.items():
-                of_system = {"system": system, "clean": found.comparison.mean_b, "typos": {}}
-                systems.setdefault(system, of_system)["typos"][kind] = _loss(found)
+            for (system, kind), cost in losses.items():
+                of_system = {"system": system, "clean": cost.comparison.mean_b, "typos": {}}
+                systems.setdefault(system, of_system)["typos"][kind] = _loss(cost)
             first = next(iter(systems))
             differences = [
-                {"system": system, "first": first, "typos": kind, **found.named("mean", "mean_of_first")}
-                for (system, kind), found in self.differences[split, metric].items()
+                {"system": system, "first": first, "typos": kind, **cost.named("mean", "mean_of_first")}
+                for (system, kind), cost in self.differences[split, metric].items()
             ]
             splits[split]["metrics"][metric] = {"systems": list(systems.values()), "differences": differences}
         return {"made": self.made, "splits": splits}
@@ -110,8 +110,8 @@ class TypoReport(Results):
     def blocks(self) -> Iterator[Block]:
         """The values of every question, with each kind of typos and each draw."""
         for split, of_systems in self.values.items():
-            for system, found in of_systems.items():
-                for kind, draws in {CLEAN: [found.original], **found.draws}.items():
+            for system, of_system in of_systems.items():
+                for kind, draws in {CLEAN: [of_system.original], **of_system.draws}.items():
                     for draw, values in enumerate(draws):
                         yield {"split": split, QUESTION: "", "system": system, "typos": kind, "draw": str(draw)}, values
 
@@ -119,13 +119,14 @@ class TypoReport(Results):
         """The losses, and with several models their differences, of each split and metric."""
         grids = []
         for (split, metric), losses in self.losses.items():
-            rows = [Row(system, self._loss_cells(split, kind, found)) for (system, kind), found in losses.items()]
+            rows = [Row(system, self._loss_cells(split, kind, result)) for (system, kind), result in losses.items()]
             title = f"{split}, {metric}: {self.questions[split]} questions"
             columns = ("typos", "draws", "changed", "clean", "typoed", "±", "loss %", *Comparison.HEADS, _COUNTS)
             grids.append(Grid(title, "system", columns, rows))
             if differences := self.differences[split, metric]:
                 rows = [
-                    Row(system, [Cell(kind), *map(Cell, found.cells)]) for (system, kind), found in differences.items()
+                    Row(system, [Cell(kind), *map(Cell, result.cells)])
+                    for (system, kind), result in differences.items()
                 ]
                 against, title = next(iter(self.values[split])), f"{split}, {metric}: differences between the models"
                 grids.append(Grid(title, f"against {against}", ("typos", *Corrected.HEADS, _COUNTS), rows))
@@ -135,11 +136,11 @@ class TypoReport(Results):
             notes.append("Holm: p corrected for all comparisons of models in the block.")
         return [*grids[:-1], dataclasses.replace(grids[-1], notes=notes)]
 
-    def _loss_cells(self, split: str, kind: str, found: Robustness) -> list[Cell]:
-        compared = found.comparison
+    def _loss_cells(self, split: str, kind: str, cost: Robustness) -> list[Cell]:
+        compared = cost.comparison
         draws, changed = str(self._draws(split, kind)), f"{100 * self.changed[split][kind]:.1f} %"
         means = f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}"
-        loss = _or_dash(found.deviation, ".4f"), _or_dash(found.relative_loss, ".1f")
+        loss = _or_dash(cost.deviation, ".4f"), _or_dash(cost.relative_loss, ".1f")
         return list(map(Cell, (kind, draws, changed, *means, *loss, *compared.cells)))
 
     def plot(self, path: str | Path) -> None:
@@ -164,11 +165,11 @@ class TypoReport(Results):
         bars = 1 + len(kinds)
         size = (max(4.0, 1.2 + 0.3 * len(systems) * (bars + 1)) * metrics, 3.6 * len(self.questions) + 0.4)
         figure, grid = plt.subplots(len(self.questions), metrics, figsize=size, squeeze=False, layout="constrained")
-        for axes, ((split, metric), found) in zip(grid.flat, self.losses.items(), strict=True):
+        for axes, ((split, metric), costs) in zip(grid.flat, self.losses.items(), strict=True):
             # NaN: without draws there is no error bar.
-            heights = {CLEAN: [(found[system, kinds[0]].comparison.mean_b, math.nan) for system in systems]}
+            heights = {CLEAN: [(costs[system, kinds[0]].comparison.mean_b, math.nan) for system in systems]}
             for kind in kinds:
-                of_systems = [found[system, kind] for system in systems]
+                of_systems = [costs[system, kind] for system in systems]
                 heights[kind] = [(each.comparison.mean_a, each.deviation) for each in of_systems]
             for place, (kind, of_systems) in enumerate(heights.items()):
                 means, deviations = zip(*of_systems, strict=True)
@@ -183,14 +184,14 @@ class TypoReport(Results):
         plots.save(figure, path)
 
 
-def _loss(found: Robustness) -> dict[str, Any]:
-    compared = found.comparison.named("mean", "clean")
+def _loss(cost: Robustness) -> dict[str, Any]:
+    compared = cost.comparison.named("mean", "clean")
     del compared["clean"]
     return {
         "mean": compared.pop("mean"),
-        "deviation": found.deviation,
-        "of_draws": found.of_draws,
-        "relative_loss_percent": found.relative_loss,
+        "deviation": cost.deviation,
+        "of_draws": cost.of_draws,
+        "relative_loss_percent": cost.relative_loss,
         **compared,
     }
 

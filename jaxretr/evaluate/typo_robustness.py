@@ -64,13 +64,13 @@ def evaluate_typos(
     at_least(1, draws=draws)
     if not profiles and not queries:
         raise UsageError("there are no typos to measure; name profiles, or give queries with typos")
-    made = generators(profiles, keyboard=keyboard, misspellings=misspellings, seed=seed)
+    makers = generators(profiles, keyboard=keyboard, misspellings=misspellings, seed=seed)
     questions, of_names = read_splits(beir, splits)
     typed = _read_typed(queries or {}, questions, of_names)
-    if clash := typed.keys() & {*made, CLEAN}:
+    if clash := typed.keys() & {*makers, CLEAN}:
         raise UsageError(f"queries named '{min(clash)}': the name is taken; choose another one")
     rows = {question.id: row for row, question in enumerate(questions)}
-    typos = {name: _typos(split.questions, rows, made, draws, typed) for name, split in of_names.items()}
+    typos = {name: _typos(split.questions, rows, makers, draws, typed) for name, split in of_names.items()}
     corpus = read_corpus(beir)
     of_names = {name: dataclasses.replace(split, corpus=corpus) for name, split in of_names.items()}
     models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
@@ -100,12 +100,12 @@ def evaluate_typos(
         for name, split in of_names.items()
     }
     judged = {name: len(split.qrels or ()) for name, split in of_names.items()}
-    return TypoReport(_settings(made, draws, misspellings), judged, changed, values, len(models))
+    return TypoReport(_settings(makers, draws, misspellings), judged, changed, values, len(models))
 
 
-def _unused(name: str, taken: Mapping[str, object]) -> str:
+def _unused(name: str, used_names: Mapping[str, object]) -> str:
     label, number = name, 1
-    while label in taken:
+    while label in used_names:
         number += 1
         label = f"{name} ({number})"
     return label
@@ -123,10 +123,10 @@ def _typos(
 ) -> dict[str, Draws]:
     """The questions of each draw, by kind; generated ones equal those in the files that `jaxretr typos` writes."""
     texts, rows = [question.text for question in questions], [row_of[question.id] for question in questions]
-    made: dict[str, Draws] = {
+    draws_of: dict[str, Draws] = {
         profile: [generator.texts(texts, draw, rows) for draw in range(draws)] for profile, generator in makers.items()
     }
-    return made | {kind: [[of_file[q.id] for q in questions] for of_file in files] for kind, files in typed.items()}
+    return draws_of | {kind: [[of_file[q.id] for q in questions] for of_file in files] for kind, files in typed.items()}
 
 
 def _read_typed(
@@ -146,7 +146,7 @@ def _read_typed(
       UserError: a file lacks a question of a split, has one that the folder lacks, or cannot be read.
     """
     known = {question.id for question in questions}
-    found: dict[str, list[dict[str, str]]] = {}
+    texts_of: dict[str, list[dict[str, str]]] = {}
     for kind, path in ((kind, path) for kind, paths in files.items() for path in paths):
         texts = {question.id: question.text for question in read_questions(Path(path))}
         unknown = [id for id in texts if id not in known]
@@ -162,8 +162,8 @@ def _read_typed(
                     f"{path}: lacks {len(missing)} of {len(split.questions)} questions of split {name} (the first: "
                     f"'{missing[0]}'); add them, or name a split that the file covers"
                 )
-        found.setdefault(kind, []).append(texts)
-    return found
+        texts_of.setdefault(kind, []).append(texts)
+    return texts_of
 
 
 def _settings(makers: Mapping[str, TypoGenerator], draws: int, misspellings: _Path | None) -> dict[str, object] | None:

@@ -44,7 +44,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """The result of `trace`.
+    """The metric of a combination for each weight that was tried, and the best weight.
 
     Attributes:
       metric: the metric's name.
@@ -94,10 +94,10 @@ class Curve:
             f"{'weight':>10}{self.metric:>14}",
             *(f"{w:>10}{value:>14.4f}  {note}".rstrip() for w, value, note in rows),
         ]
-        best, alone = self.choice.value, self.alone[0]
+        best, first_alone = self.choice.value, self.alone[0]
         lines.append(
-            f"best weight {self.choice.weight:.6g}: {self.metric} {best:.4f}, {self.systems[0]} alone {alone:.4f}, "
-            f"difference {best - alone:+.4f} on the {self.questions} questions that chose it, so rather too high"
+            f"best weight {self.choice.weight:.6g}: {self.metric} {best:.4f}, {self.systems[0]} alone {first_alone:.4f}, "
+            f"difference {best - first_alone:+.4f} on the {self.questions} questions that chose it, so rather too high"
         )
         if self.held_out is None:
             lines.append("one question cannot both choose a weight and test it; give more for a p-value")
@@ -117,7 +117,7 @@ class Curve:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Write the JSON object."""
+        """Write the curve and the choice into a JSON file."""
         with atomic_write(path) as file:
             file.write(self.as_json() + "\n")
 
@@ -202,24 +202,24 @@ def _trace_all_and_halves(
       a single question has no halves.
     """
     searches = [rounds() for _ in range(3)]
-    wanted = {number: next(search) for number, search in enumerate(searches)}  # All three begin with the same weights.
+    pending = {number: next(search) for number, search in enumerate(searches)}  # All three begin with the same weights.
     # Evaluate both systems alone together with the first grid, so that they cost no pass of their own.
-    of_questions = dict(evaluate([*wanted[0], 0.0, math.inf]))
+    of_questions = dict(evaluate([*pending[0], 0.0, math.inf]))
     groups = [list(of_questions[0.0]), *halves(of_questions[0.0])]
     if not groups[1]:
-        wanted = {0: wanted[0]}
+        pending = {0: pending[0]}
     values: dict[int, dict[float, float]] = {}
-    while wanted:
-        missing = [weight for weight in dict.fromkeys(chain(*wanted.values())) if weight not in of_questions]
+    while pending:
+        missing = [weight for weight in dict.fromkeys(chain(*pending.values())) if weight not in of_questions]
         if missing:
             of_questions |= evaluate(missing)
-        for number, weights in list(wanted.items()):
+        for number, weights in list(pending.items()):
             means = {weight: mean({id: of_questions[weight][id] for id in groups[number]}) for weight in weights}
             try:
-                wanted[number] = searches[number].send(means)
+                pending[number] = searches[number].send(means)
             except StopIteration as end:
                 values[number] = end.value
-                del wanted[number]
+                del pending[number]
     return of_questions, [values[number] for number in sorted(values)]
 
 

@@ -1,30 +1,28 @@
 """`jaxretr.tune`: the weight of two models' combination, by exact search with a whole grid of weights."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from jaxretr.config import EncodeDtype
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.question_identity import own_rows, without_own_rows
-from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.run_reading import strictly_decreasing
 from jaxretr.embeddings.encoding import encode_texts
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.answers import AnswerMatcher
-from jaxretr.evaluate.measuring import check_same_corpus, depth, warn_of_own
+from jaxretr.evaluate.answers import Match
+from jaxretr.evaluate.measuring import TestSet, check_same_corpus, cut_of_answers, depth, warn_of_own
 from jaxretr.evaluate.weight_curve import Curve, trace
 from jaxretr.indexes.checks import check_index
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
-from jaxretr.indexes.hybrid.weight_grid import pieces, search_weights
+from jaxretr.indexes.hybrid.weight_grid import SLAB_ROWS, search_weights
 from jaxretr.indexes.index import Index
 from jaxretr.indexes.opening import opened
+from jaxretr.indexes.source import rebatched
 from jaxretr.models.combined_encoder import CombinedEncoder, How
 from jaxretr.models.combining import load_models
 from jaxretr.models.dual_encoder import DualEncoder
@@ -36,7 +34,6 @@ from jaxretr.runtime.progress import Progress
 _SAMPLED_QUESTIONS = 64
 _SAMPLED_PASSAGES = 2048
 
-_BLOCK_ROWS = 32_768
 
 Blocks = Callable[[], Iterable[np.ndarray]]
 Path_ = str | Path
@@ -60,7 +57,7 @@ class Tuned:
         return self.curve.choice.weight
 
     def table(self) -> str:
-        """The curve as a table."""
+        """The curve of the metric over the weight as a table for people."""
         return self.curve.as_table()
 
 
@@ -73,7 +70,7 @@ def tune(
     queries: Path_ | None = None,
     qrels: Path_ | None = None,
     answers: bool = False,
-    match: Literal["string", "regex"] = "string",
+    match: Match = "string",
     metric: str | None = None,
     grid: str | Sequence[float] = "log",
     how: How | None = None,
@@ -121,7 +118,9 @@ def tune(
         raise UsageError("give queries= with either qrels= or answers=, or give beir=")
     elif corpus is None and (answers or index_a is None or index_b is None):
         raise UsageError("give corpus=; only with index_a=, index_b= and qrels= it is not needed")
-    dev = _read_dev(beir, split, corpus, queries, qrels, metric, match)
+    dev, metric = _read_dev(beir, split, corpus, queries, qrels, metric, match)
+    # One passage more is searched for in place of a question that is a passage itself.
+    k, texts = hits_needed(dev, metric) + bool(dev.own_questions), dev.corpus if len(dev.corpus) else None
     if out is not None:
         check_replaceable(out)
     encoder = load_models(models, how, dtype=dtype)
@@ -129,23 +128,28 @@ def tune(
         raise UsageError(f"tune finds one weight, of two models; {models[0]} has {len(encoder.parts)} parts")
     with ExitStack() as stack:
         indexes = [
-            None if place is None else stack.enter_context(opened(place, len(dev.questions), dev.depth()))
+            None if place is None else stack.enter_context(opened(place, len(dev.questions), k))
             for place in (index_a, index_b)
         ]
         for part, name, index in zip(encoder.parts, encoder.names, indexes, strict=True):
             if index is not None:
                 check_index(index, part, name)
-        ids = check_same_corpus(indexes, dev.corpus)
+        ids = check_same_corpus(indexes, texts)
         questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
         passages = [
-            _blocks_of(part, index, ids, dev.corpus, batch_size)
-            for part, index in zip(encoder.parts, indexes, strict=True)
+            _blocks_of(part, index, ids, texts, batch_size) for part, index in zip(encoder.parts, indexes, strict=True)
         ]
+        how = encoder.config.how
+
+        def evaluate(weights: Sequence[float]) -> dict[float, dict[str, float]]:
+            hits_of = _search_grid(weights, how, questions, passages, len(ids), k)
+            return {weight: values_of(dev, metric, weight, *hits, ids) for weight, hits in hits_of.items()}
+
         curve = trace(
-            lambda weights: _search_grid(weights, encoder.config.how, questions, passages, ids, dev),
+            evaluate,
             grid,
-            lambda: balancing_weight(_sampled_scores(encoder.config.how, questions, passages, len(ids))),
-            metric=dev.metric,
+            lambda: balancing_weight(_sampled_scores(how, questions, passages, len(ids))),
+            metric=metric,
             systems=(encoder.names[0], encoder.names[1]),
         )
     best = encoder.with_weights([1.0, curve.choice.weight])
@@ -159,70 +163,6 @@ def tune(
 # ---- the dev set -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Dev:
-    """Questions, and the way to measure the passages found for them.
-
-    Attributes:
-      questions: the questions to search for.
-      corpus: the passages; None where no texts are needed, neither to encode nor to look for answers in.
-      metric: the metric, by judgements or by answers.
-      qrels: the judgements; None: the answers are used.
-      match: the way to match answers.
-    """
-
-    questions: list[Question]
-    corpus: Corpus | None
-    metric: str
-    qrels: Mapping[str, Mapping[str, int]] | None
-    match: str = "string"
-    _matcher: AnswerMatcher = field(init=False)
-    _has_answer: list[dict[int, bool]] = field(init=False)
-    _own: np.ndarray = field(init=False)
-    _warned: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        self._matcher = AnswerMatcher(self.match)  # pyright: ignore[reportArgumentType]
-        self._has_answer = [{} for _ in self.questions]
-        # Without texts it is unknown whether a passage with a question's id is the question itself.
-        self._own = own_rows(self.questions, self.corpus or Corpus([], [], []), self.qrels)
-
-    def depth(self) -> int:
-        """The number of passages to search for: one more in place of a question that is a passage itself."""
-        return self.cut() + bool((self._own >= 0).any())
-
-    def cut(self) -> int:
-        """The number of passages per question that the metric looks at, K."""
-        return depth((self.metric,)) if self.qrels is not None else int(self.metric.partition("@")[2])
-
-    def figures(self, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
-        """Compute the metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
-        scores, rows = without_own_rows(scores, rows, self._own, self.cut())
-        if self.qrels is None:
-            hits = [self._hit(number, found) for number, found in enumerate(rows.tolist())]
-            return {question.id: float(hit) for question, hit in zip(self.questions, hits, strict=True)}
-        run = {}
-        for question, values, found in zip(self.questions, scores, rows.tolist(), strict=True):
-            # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
-            hits = zip(found, strictly_decreasing(values).tolist(), strict=True)
-            run[question.id] = {ids[row]: score for row, score in hits if row >= 0}
-        if self.corpus is None and not self._warned:
-            self._warned = True
-            warn_of_own(run, self.qrels, "the first weight's run")
-        return metrics.evaluate(self.qrels, run, [self.metric], per_query=True)[1][self.metric]
-
-    def _hit(self, number: int, rows: list[int]) -> bool:
-        """Whether a passage has an answer; the same pairs come up with nearly every weight."""
-        assert self.corpus is not None
-        known = self._has_answer[number]
-        for row in (row for row in rows if row >= 0):
-            if row not in known:
-                known[row] = self._matcher.has_answer(self.corpus.texts[row], self.questions[number].answers)
-            if known[row]:
-                return True
-        return False
-
-
 def _read_dev(
     beir: Path_ | None,
     split: str,
@@ -230,15 +170,14 @@ def _read_dev(
     queries: Path_ | None,
     qrels: Path_ | None,
     metric: str | None,
-    match: str,
-) -> Dev:
-    """The questions of a BEIR folder, or of `queries` with their judgements or answers."""
+    match: Match,
+) -> tuple[TestSet, str]:
+    """The questions of a BEIR folder, or of `queries` with their judgements or answers; and the metric."""
     metric = metric or ("recall@100" if beir is not None or qrels is not None else "acc@100")
     if beir is not None:
-        found = read_beir(beir, split)
-        dev = Dev(found.questions, found.corpus, metric, found.qrels)
-        metrics.evaluate(dev.qrels or {}, {}, [metric])  # Refuse an unknown metric now, not after an hour.
-        return dev
+        data = read_beir(beir, split)
+        metrics.evaluate(data.qrels, {}, [metric])  # Refuse an unknown metric now, not after an hour.
+        return TestSet(data.questions, data.corpus, data.qrels), metric
     assert queries is not None
     questions = read_questions(queries)
     judged = None
@@ -258,8 +197,27 @@ def _read_dev(
             raise UsageError(f"metric={metric}: by answers= the metric is acc@20, acc@100 and so on")
         if not any(question.answers for question in questions):
             raise UserError(f"{queries}: no question has answers; give a file with answers, or qrels=")
-    passages = None if corpus is None else read_corpus(corpus)
-    return Dev(questions, passages, metric.lower() if judged is None else metric, judged, match)
+    # Without a corpus it is unknown whether a passage with a question's id is the question itself.
+    passages = Corpus([], [], []) if corpus is None else read_corpus(corpus)
+    return TestSet(questions, passages, judged, match), metric.lower() if judged is None else metric
+
+
+def values_of(
+    dev: TestSet, metric: str, weight: float, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]
+) -> dict[str, float]:
+    """The metric of each question from the scores float32 [B, k] and rows int [B, k] of a weight, best first."""
+    # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
+    decreasing = np.stack([strictly_decreasing(of_question) for of_question in scores])
+    names = [[ids[int(row)] for row in of_question] for of_question in rows.tolist()]
+    run = dev.search(lambda questions, k: (decreasing, names), hits_needed(dev, metric))
+    if weight == 0 and dev.qrels is not None and not len(dev.corpus):
+        warn_of_own(run, dev.qrels, "the first model's run")
+    return dev(run, (metric,))[metric]
+
+
+def hits_needed(dev: TestSet, metric: str) -> int:
+    """The number of passages per question that the metric looks at, K."""
+    return cut_of_answers(metric) if dev.qrels is None else depth((metric,))
 
 
 # ---- passages --------------------------------------------------------------------------------------------------------
@@ -269,17 +227,17 @@ def _blocks_of(
     part: DualEncoder, index: Index | None, ids: Sequence[str], corpus: Corpus | None, batch_size: int | None
 ) -> Blocks:
     """The function that gives a model's passages as blocks in the order of `ids`, anew for every pass."""
-    starts = range(0, len(ids), _BLOCK_ROWS)
+    starts = range(0, len(ids), SLAB_ROWS)
     if index is not None:
-        return lambda: (index.vectors(ids[start : start + _BLOCK_ROWS]) for start in starts)
+        return lambda: (index.vectors(ids[start : start + SLAB_ROWS]) for start in starts)
     assert corpus is not None
     embeddings = encode_texts(part, corpus, batch_size)
-    return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in starts)
+    return lambda: (embeddings[start : start + SLAB_ROWS] for start in starts)
 
 
 def _sums(passages: Sequence[Blocks]) -> Iterator[np.ndarray]:
     """Yield the sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
-    streams = ((np.asarray(piece, np.float32) for piece in pieces(blocks())) for blocks in passages)
+    streams = ((np.asarray(piece, np.float32) for piece in rebatched(blocks(), SLAB_ROWS)) for blocks in passages)
     yield from (one + other for one, other in zip(*streams, strict=True))
 
 
@@ -291,17 +249,17 @@ def _search_grid(
     how: str,
     questions: Sequence[np.ndarray],
     passages: Sequence[Blocks],
-    ids: Sequence[str],
-    dev: Dev,
-) -> dict[float, dict[str, float]]:
-    """Compute {weight: {question id: value}} in one pass; for sums each model alone is another pass."""
+    count: int,
+    k: int,
+) -> dict[float, tuple[np.ndarray, np.ndarray]]:
+    """Find each weight's scores and rows [B, k] in one pass over N passages; for sums each model alone is another pass."""
     if how == "sum":
-        alone = [weight for weight in weights if weight in (0, math.inf)]
-        between = [weight for weight in weights if weight not in alone]
+        single = [weight for weight in weights if weight in (0, math.inf)]
+        between = [weight for weight in weights if weight not in single]
         summed = [lambda: _sums(passages)] * 2
-        found = _search_grid(alone, "concatenate", questions, passages, ids, dev) if alone else {}
-        return found | _search_grid(between, "concatenate", questions, summed, ids, dev)
-    with Progress(len(ids), "passage", f"searched with {len(weights)} weights") as progress:
+        hits_of = _search_grid(single, "concatenate", questions, passages, count, k) if single else {}
+        return hits_of | _search_grid(between, "concatenate", questions, summed, count, k)
+    with Progress(count, "passage", f"searched with {len(weights)} weights") as progress:
 
         def counted() -> Iterator[np.ndarray]:
             for block in passages[0]():
@@ -309,10 +267,8 @@ def _search_grid(
                 progress.advance(len(block))
 
         on = (questions[0], counted()), (questions[1], passages[1]())
-        scores, rows = search_weights(*on, weights, dev.depth())
-    return {
-        weight: dev.figures(*found, ids) for weight, found in zip(weights, zip(scores, rows, strict=True), strict=True)
-    }
+        hits = zip(*search_weights(*on, weights, k), strict=True)
+        return dict(zip(weights, hits, strict=True))
 
 
 def _sampled_scores(
@@ -321,19 +277,19 @@ def _sampled_scores(
     """Yield both models' scores of some passages for some questions."""
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
-    chosen = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
-    sampled = [_taken(blocks(), rows) for blocks in passages]
+    numbers = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
+    sampled = [_gathered(blocks(), rows) for blocks in passages]
     if how == "sum":
         sampled = [sampled[0] + sampled[1]] * 2
-    for number in chosen:
+    for number in numbers:
         yield sampled[0] @ questions[0][number], sampled[1] @ questions[1][number]
 
 
-def _taken(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _gathered(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
     """Take some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
-    found, start = [], 0
+    parts, start = [], 0
     for block in blocks:
         inside = rows[(rows >= start) & (rows < start + len(block))]
-        found.append(np.asarray(block[inside - start], np.float32))
+        parts.append(np.asarray(block[inside - start], np.float32))
         start += len(block)
-    return np.concatenate(found)
+    return np.concatenate(parts)

@@ -46,8 +46,8 @@ class WordOrder(Results):
     def metrics(self) -> dict[str, dict[str, Robustness]]:
         """{split: {metric: the shuffled questions compared with the original ones}}."""
         return {
-            split: {metric: found.robustness(_SHUFFLED, metric) for metric in found.original}
-            for split, found in self.values.items()
+            split: {metric: split_values.robustness(_SHUFFLED, metric) for metric in split_values.original}
+            for split, split_values in self.values.items()
         }
 
     def __repr__(self) -> str:
@@ -59,20 +59,20 @@ class WordOrder(Results):
         for split, of_metrics in self.metrics.items():
             metrics = {
                 name: {
-                    "original": found.comparison.mean_b,
-                    **found.comparison.named("shuffled", "original"),
-                    "of_seeds": found.of_draws,
+                    "original": result.comparison.mean_b,
+                    **result.comparison.named("shuffled", "original"),
+                    "of_seeds": result.of_draws,
                 }
-                for name, found in of_metrics.items()
+                for name, result in of_metrics.items()
             }
             splits[split] = {"questions": self.questions[split], "reordered": self.reordered[split], "metrics": metrics}
         return {"seeds": self.seeds, "splits": splits}
 
     def blocks(self) -> Iterator[Block]:
         """The values of every question, first the original ones and then those of each shuffle."""
-        for split, found in self.values.items():
-            yield {"split": split, QUESTION: "", "seed": "original"}, found.original
-            for seed, values in zip(self.seeds, found.draws[_SHUFFLED], strict=True):
+        for split, split_values in self.values.items():
+            yield {"split": split, QUESTION: "", "seed": "original"}, split_values.original
+            for seed, values in zip(self.seeds, split_values.draws[_SHUFFLED], strict=True):
                 yield {"split": split, QUESTION: "", "seed": str(seed)}, values
 
     def grids(self) -> list[Grid]:
@@ -83,9 +83,9 @@ class WordOrder(Results):
         grids = []
         for split, of_metrics in self.metrics.items():
             rows = []
-            for name, found in of_metrics.items():
-                compared = found.comparison
-                of_seeds = f"{min(found.of_draws):.4f}, {max(found.of_draws):.4f}"
+            for name, result in of_metrics.items():
+                compared = result.comparison
+                of_seeds = f"{min(result.of_draws):.4f}, {max(result.of_draws):.4f}"
                 cells = f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}", *compared.cells, *[of_seeds] * many
                 rows.append(Row(name, list(map(Cell, cells))))
             reordered = f"{100 * self.reordered[split]:.1f} % in another order"

@@ -53,9 +53,9 @@ def check_index(index: Index, encoder: Encoder, name: str | None = None) -> None
     check_model(index.name, index.dim, standing.model, standing.model_fingerprint, encoder, name)
 
 
-def check_store(store: EmbeddingStore, encoder: Encoder | None, name: str | None = None) -> None:
+def check_store(store: EmbeddingStore, encoder: Encoder | None) -> None:
     """Refuse a store that holds no passages, or that another model made; see `check_model`."""
     meta = store.meta
     if meta.side != "passage":
         raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus instead")
-    check_model(str(store.folder), meta.dim, meta.model, meta.model_fingerprint, encoder, name)
+    check_model(str(store.folder), meta.dim, meta.model, meta.model_fingerprint, encoder)

@@ -31,7 +31,7 @@ class Filters:
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
-        """Check the fields.
+        """Check the ids and the fields that masks are made of.
 
         Args:
           rows: N.
@@ -68,10 +68,10 @@ class Filters:
             mask[self._rows_of("allow", allow)] = True
         if deny is not None:
             mask[self._rows_of("deny", deny)] = False
-        for field, wanted in several_of(where or {}).items():
+        for field, allowed_values in several_of(where or {}).items():
             codes, code_of = self._field(field)
-            chosen = [code_of.get(key_of(value)) for value in wanted]
-            mask &= np.isin(codes, [code for code in chosen if code is not None])
+            allowed_codes = [code_of.get(key_of(value)) for value in allowed_values]
+            mask &= np.isin(codes, [code for code in allowed_codes if code is not None])
         return mask
 
     def _rows_of(self, what: str, ids: Iterable[str]) -> np.ndarray:
@@ -109,8 +109,8 @@ class Filters:
 def unknown_field(field: str, known: Iterable[str]) -> UserError:
     """The error for a field that an index does not have."""
     names = list(known)
-    there = f"it has {', '.join(names)}" if names else "it has none"
-    return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {there}'}")
+    listing = f"it has {', '.join(names)}" if names else "it has none"
+    return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {listing}'}")
 
 
 def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
@@ -123,15 +123,15 @@ def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
     Raises:
       UserError: a field that is not there, or a value that no field holds.
     """
-    names, found = list(known), {}
-    for field, wanted in several_of(where).items():
+    names, values_of = list(known), {}
+    for field, allowed_values in several_of(where).items():
         if field not in names:
             raise unknown_field(field, names)
-        for value in wanted:
+        for value in allowed_values:
             if not is_value(value):
                 raise _no_value(field, value)
-        found[field] = wanted
-    return found
+        values_of[field] = allowed_values
+    return values_of
 
 
 def is_value(value: Any) -> bool:
@@ -147,15 +147,15 @@ def several_of(where: Where) -> dict[str, list[Value]]:
     """
     if not isinstance(where, Mapping):
         raise UserError(f"where={where!r} is no mapping; give {{field: value}}")
-    found: dict[str, list[Value]] = {}
-    for field, wanted in where.items():
-        wanted = wanted.tolist() if isinstance(wanted, np.ndarray) else wanted
-        several = isinstance(wanted, Iterable) and not isinstance(wanted, str | bytes | Mapping)
-        found[field] = [scalar_of(value) for value in (wanted if several else [wanted])]
-        for value in found[field]:
+    values_of: dict[str, list[Value]] = {}
+    for field, content in where.items():
+        content = content.tolist() if isinstance(content, np.ndarray) else content
+        several = isinstance(content, Iterable) and not isinstance(content, str | bytes | Mapping)
+        values_of[field] = [scalar_of(value) for value in (content if several else [content])]
+        for value in values_of[field]:
             if value is not None and not isinstance(value, str | int | float):
                 raise _no_value(field, value)
-    return found
+    return values_of
 
 
 def _no_value(field: str, value: Any) -> UserError:
@@ -182,11 +182,11 @@ def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
         raise UserError(f"metadata: the name {field!r} of a field is not a string")
     if isinstance(values, str) or len(values) != rows:
         raise UserError(f"metadata: field {field!r} has {len(values)} values for {rows} rows; give one for each row")
-    found = [scalar_of(value) for value in values]
-    for row, value in enumerate(found):
+    scalars = [scalar_of(value) for value in values]
+    for row, value in enumerate(scalars):
         if value is not None and type(value) not in (str, int, float, bool):
             kind = type(value).__name__
             raise UserError(f"metadata: field {field!r} contains a {kind} at row {row}; give strings, numbers or None")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"metadata: field {field!r} contains {value} at row {row}; give None for a missing value")
-    return found
+    return scalars

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.indexes import question_sets
-from jaxretr.indexes.measuring import Asked, Search, certify, measure_recalls
+from jaxretr.indexes.measuring import GroundTruth, Search, certify, measure_recalls
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate, Target, certain_recall, ladder, of_target
 from jaxretr.indexes.source import IndexSource
@@ -76,13 +76,15 @@ class GraphOptions:
 
     def graph(self, m: int, ef_construction: int) -> dict[str, int]:
         """The parameters of the graphs, with a database's defaults."""
-        own = {"m": self.m, "ef_construction": self.ef_construction}
-        return {"m": m, "ef_construction": ef_construction} | {name: at for name, at in own.items() if at is not None}
+        overrides = {"m": self.m, "ef_construction": self.ef_construction}
+        return {"m": m, "ef_construction": ef_construction} | {
+            name: at for name, at in overrides.items() if at is not None
+        }
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome of `tuned_and_certified`.
+    """The tuned settings of a database's index, and their certificate.
 
     Attributes:
       settings: one for each target.
@@ -118,27 +120,27 @@ def tuned_and_certified(
     if rows < _FEWEST_ROWS:
         return None
     if options.questions is None:
-        drawn = question_sets.stand_ins(
+        questions = question_sets.stand_ins(
             source.ids, lambda row: source.store.rows(row, row + 1)[0], seed, _MOST_QUESTIONS
         )
     else:
-        drawn = question_sets.split(options.questions, seed, _MOST_QUESTIONS)
+        questions = question_sets.split(options.questions, seed, _MOST_QUESTIONS)
     row_of = {name: row for row, name in enumerate(source.ids)}
-    own = drawn.own_rows(row_of, slice(None))
-    asked = question_sets.with_exact(drawn.vectors, own, source.pieces(), min(question_sets.DEPTH, rows), rows)
-    k, certifying = min(options.k, rows), asked.part(drawn.certify)
+    own_rows = questions.own_rows(row_of, slice(None))
+    truth = question_sets.with_exact(questions.vectors, own_rows, source.pieces(), min(question_sets.DEPTH, rows), rows)
+    k, certifying = min(options.k, rows), truth.part(questions.certify)
     if widest is None:
         settings = [Width(target=target, width=0, reached=True) for target in targets]
     else:
         # Narrower ones save little, and questions may be farther from the passages than those that they were tuned on.
         widths = ladder(min(max(k, _NARROWEST), widest), widest)
-        settings = _tune(search, asked.part(drawn.tune), targets, k, widths)
+        settings = _tune(search, truth.part(questions.tune), targets, k, widths)
     certificate = certify(
         settings,
         lambda setting: _at(search, setting.width),
         certifying,
         k,
-        stand_ins=drawn.stand_ins,
+        stand_ins=questions.stand_ins,
         packages=packages,
         rows=rows,
         dim=meta.dim,
@@ -146,18 +148,20 @@ def tuned_and_certified(
         model=meta.model,
         index=index,
     )
-    return Tuned(tuple(settings), question_sets.with_neighbours(drawn, certifying.exact, source.ids), certificate)
+    return Tuned(tuple(settings), question_sets.with_neighbours(questions, certifying.exact, source.ids), certificate)
 
 
-def _tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, widths: Sequence[int]) -> list[Width]:
+def _tune(
+    search: WidthSearch, truth: GroundTruth, targets: Sequence[float], k: int, widths: Sequence[int]
+) -> list[Width]:
     """The narrowest of the widths (ascending) that reaches each target; a warning where none does for certain."""
     certain: dict[int, float] = {}
     for width in widths:
-        recalls = asked.recalls(_at(search, width), k)
+        recalls = truth.recalls(_at(search, width), k)
         certain[width] = certain_recall(recalls, k)
         if certain[width] >= max(targets) or recalls.min() == 1:  # more cannot be shown
             break
-    chosen = []
+    settings = []
     for target in targets:
         enough = [width for width, bound in certain.items() if bound >= target]
         width = min(enough) if enough else max(certain, key=lambda width: (certain[width], -width))
@@ -169,19 +173,19 @@ def _tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, w
                 target,
                 width,
                 certain[width],
-                len(asked.vectors),
+                len(truth.vectors),
             )
-        chosen.append(Width(target=target, width=width, reached=bool(enough)))
-    return chosen
+        settings.append(Width(target=target, width=width, reached=bool(enough)))
+    return settings
 
 
-def measured_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> tuple[list[str], str]:
-    """Measure the recalls again.
+def measured_again(certificate: Certificate, search: WidthSearch, truth: GroundTruth) -> tuple[list[str], str]:
+    """Measure the recalls of an exported index again, and compare them with its certificate.
 
     Args:
       certificate: the measurements made with the index.
       search: the index as it is now.
-      asked: certification questions, with their neighbours as they are now.
+      truth: certification questions, with their neighbours as they are now.
 
     Returns:
       The recalls that lie below the certificate's by more than chance; and what agrees if there are none, for people.
@@ -189,14 +193,14 @@ def measured_again(certificate: Certificate, search: WidthSearch, asked: Asked) 
     problems = []
     for line in certificate.lines:
         assert line.width is not None
-        stated = line.recalls[0]
-        found = measure_recalls(_at(search, line.width), asked, (line.tuned_k,))[0]
-        if found.high < stated.low:
+        certified_recall = line.recalls[0]
+        recall = measure_recalls(_at(search, line.width), truth, (line.tuned_k,))[0]
+        if recall.high < certified_recall.low:
             problems.append(
-                f"recall@{found.k} at the target {line.target:g} is {found.recall:.4f}, but the certificate states {stated}"
+                f"recall@{recall.k} at the target {line.target:g} is {recall.recall:.4f}, but the certificate states {certified_recall}"
             )
-    stated = certificate.lines[0].recalls[0]
-    return problems, f"recall@{stated.k} {stated.recall:.3f} when it was exported, and no less now"
+    certified_recall = certificate.lines[0].recalls[0]
+    return problems, f"recall@{certified_recall.k} {certified_recall.recall:.3f} when it was exported, and no less now"
 
 
 def _at(search: WidthSearch, width: int) -> Search:
@@ -204,9 +208,9 @@ def _at(search: WidthSearch, width: int) -> Search:
     return lambda questions, k, threads: padded(search(questions, k, width), k)
 
 
-def padded(found: Sequence[Sequence[int] | NDArray[np.int64]], k: int) -> NDArray[np.int64]:
+def padded(question_rows: Sequence[Sequence[int] | NDArray[np.int64]], k: int) -> NDArray[np.int64]:
     """Rows of B questions as int64 [B, k], with -1 where there are fewer."""
-    rows = np.full((len(found), k), -1, np.int64)
-    for number, some in enumerate(found):
-        rows[number, : len(some)] = some
+    rows = np.full((len(question_rows), k), -1, np.int64)
+    for number, found_rows in enumerate(question_rows):
+        rows[number, : len(found_rows)] = found_rows
     return rows

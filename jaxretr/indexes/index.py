@@ -137,7 +137,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of a write.
+    """The outcome of a write: its number, and how many passages it changed.
 
     Attributes:
       sequence: the number of the write. Once it is returned, the write survives a crash and a power failure.

@@ -23,37 +23,39 @@ Search = Callable[[np.ndarray, int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class GroundTruth:
     """Questions, and the exact neighbours that recall is measured against.
 
     Attributes:
       vectors: float32 [B, D].
       exact: rows of the exact neighbours, the best first, without the question's own, int64 [B, at least k].
-      own: the row that each question is itself, which does not count, or -1, [B].
+      own_rows: the row that each question is itself, which does not count, or -1, [B].
     """
 
     vectors: NDArray[np.float32]
     exact: NDArray[np.int64]
-    own: NDArray[np.int64]
+    own_rows: NDArray[np.int64]
 
-    def part(self, some: slice) -> "Asked":
-        """Some of the questions."""
-        return Asked(self.vectors[some], self.exact[some], self.own[some])
+    def part(self, questions: slice) -> "GroundTruth":
+        """The ground truth of some of the questions alone."""
+        return GroundTruth(self.vectors[questions], self.exact[questions], self.own_rows[questions])
 
     def recalls(self, search: Search, k: int) -> NDArray[np.float64]:
         """Measure the share of each question's k exact neighbours that a search finds, float64 [B]."""
-        found = search(self.vectors, k + int((self.own >= 0).any()), cpu_threads())
-        shares = np.empty(len(found))
-        for question, (rows, wanted, itself) in enumerate(zip(found.tolist(), self.exact, self.own, strict=True)):
-            kept = [row for row in rows if row != itself][:k]
-            shares[question] = len(set(kept) & set(wanted[:k].tolist())) / len(wanted[:k])
+        question_rows = search(self.vectors, k + int((self.own_rows >= 0).any()), cpu_threads())
+        shares = np.empty(len(question_rows))
+        for question, (rows, neighbours, itself) in enumerate(
+            zip(question_rows.tolist(), self.exact, self.own_rows, strict=True)
+        ):
+            hits = [row for row in rows if row != itself][:k]
+            shares[question] = len(set(hits) & set(neighbours[:k].tolist())) / len(neighbours[:k])
         return shares
 
 
-def measure_recalls(search: Search, asked: Asked, depths: Sequence[int]) -> tuple[Recall, ...]:
+def measure_recalls(search: Search, truth: GroundTruth, depths: Sequence[int]) -> tuple[Recall, ...]:
     """Measure the recalls of a setting at some depths, with a search of its own for each depth."""
-    there = dict.fromkeys(min(depth, asked.exact.shape[1]) for depth in depths)
-    return tuple(Recall.of(asked.recalls(search, k), k) for k in there)
+    unique_depths = dict.fromkeys(min(depth, truth.exact.shape[1]) for depth in depths)
+    return tuple(Recall.of(truth.recalls(search, k), k) for k in unique_depths)
 
 
 def measure_speed(search: Search, questions: np.ndarray, k: int) -> dict[str, float]:
@@ -83,7 +85,7 @@ def machine_facts(*packages: str) -> dict[str, Any]:
 def certify(
     settings: Sequence[S],
     at: Callable[[S], Search],
-    asked: Asked,
+    truth: GroundTruth,
     k: int,
     *,
     stand_ins: bool,
@@ -96,27 +98,27 @@ def certify(
     Args:
       settings: one for each target.
       at: the search with a setting.
-      asked: the certification questions.
+      truth: the certification questions.
       k: the depth of the targets.
       stand_ins: whether the questions are passages of the index.
       packages: Python packages whose versions the certificate states.
       timed: the search whose times are taken, if other than that of `at`.
       **facts: other fields of `Certificate`.
     """
-    recalls = [measure_recalls(at(setting), asked, (k, *DEPTHS)) for setting in settings]
+    recalls = [measure_recalls(at(setting), truth, (k, *DEPTHS)) for setting in settings]
     lines = [
         Line(
             target=setting.target,
             tuned_k=k,
             reached=setting.reached,
-            recalls=found,
-            **measure_speed((timed or at)(setting), asked.vectors, k),
+            recalls=of_setting,
+            **measure_speed((timed or at)(setting), truth.vectors, k),
             **setting.knobs(),
         )
-        for setting, found in zip(settings, recalls, strict=True)
+        for setting, of_setting in zip(settings, recalls, strict=True)
     ]
     return Certificate(
-        questions=len(asked.vectors),
+        questions=len(truth.vectors),
         of="passages" if stand_ins else "questions",
         lines=tuple(lines),
         **machine_facts(*packages),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexKind:
-    """A kind of index.
+    """A kind of index: how a place is recognised as one, and the module that opens it.
 
     Attributes:
       module: the module with `open(place, opening) -> Index`; perhaps with `verify(place) -> str`, which recomputes what
@@ -47,7 +47,7 @@ class IndexKind:
     shared: bool = False
 
     def open(self, place: str, opening: Opening) -> Index:
-        """Open an index; see `open_index`."""
+        """Open an index of this kind; see `open_index`."""
         return importlib.import_module(self.module).open(place, opening)
 
     def function(self, name: str) -> Callable[[str], str] | None:
@@ -55,7 +55,7 @@ class IndexKind:
         return getattr(importlib.import_module(self.module), name, None)
 
     def shown(self, place: str) -> str:
-        """A place in messages."""
+        """A place as messages may show it, without a password."""
         return (self.function("shown") or str)(place)
 
 
@@ -98,8 +98,8 @@ def kind_of(place: Path_) -> tuple[IndexKind | None, str]:
     if is_store(text):
         return KINDS["store"], text
     folder = Path(local_copy(text)).expanduser()
-    found = (kind for kind in KINDS.values() if kind.holds is not None and kind.holds(folder))
-    return next(found, None), str(folder)
+    kinds = (kind for kind in KINDS.values() if kind.holds is not None and kind.holds(folder))
+    return next(kinds, None), str(folder)
 
 
 def has_texts(index: "AnyIndex") -> bool:
@@ -135,10 +135,10 @@ def named(text: str) -> tuple[str, str]:
     if equals and "/" not in name and ":" not in name:
         return check_name(name), place
     last = re.split(r"[/:]", text.rstrip("/"))[-1].lower()
-    made = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:64]
-    if not made:
+    slug = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:64]
+    if not slug:
         raise UserError(f"{text}: no name can be derived from it; give NAME={text}")
-    return check_name(made), text
+    return check_name(slug), text
 
 
 def open_index(
@@ -195,11 +195,11 @@ def opened(index: "AnyIndex", questions: int, k: int) -> Iterator[Index]:
             raise _no_index(index)
         opening = replace(opening, name=kind.shown(opening.name))
         _check_alone(opening.name, kind.shared)
-        found = kind.open(place, opening)
+        opened_index = kind.open(place, opening)
         try:
-            yield found
+            yield opened_index
         finally:
-            found.close()
+            opened_index.close()
     elif isinstance(index, EmbeddingStore):
         yield importlib.import_module(KINDS["store"].module).streamed(index, replace(opening, name=str(index.folder)))
     elif isinstance(index, ExactIndex):

@@ -80,8 +80,8 @@ class VertexFields:
     def __init__(self, restricts: Sequence[str], crowding: str | None):
         self.restricts, self.crowding = tuple(dict.fromkeys(restricts)), crowding
         self._types: dict[str, type] = {}
-        self._found: set[str] = set()
-        self._there: set[str] = set()
+        self._used_fields: set[str] = set()
+        self._known_fields: set[str] = set()
 
     def of(self, where: str, row: dict[str, Any]) -> dict[str, Any]:
         """The fields next to the vector in the row's object.
@@ -95,7 +95,7 @@ class VertexFields:
         """
         metadata = row.get("metadata")
         values = {**(metadata if isinstance(metadata, dict) else {}), **row}
-        self._there |= values.keys()
+        self._known_fields |= values.keys()
         allowed, numbers = [], []
         for name in self.restricts:
             value = self._value(values, name)
@@ -116,16 +116,16 @@ class VertexFields:
 
     def check_found(self, corpus: str | Path) -> None:
         """Raise UserError for a field that no row has; to be called after the last one."""
-        wanted = (*self.restricts, *([] if self.crowding is None else [self.crowding]))
-        for name in wanted:
-            if name not in self._found:
-                hint = did_you_mean(name, self._there) or f" (they have {', '.join(sorted(self._there))})"
+        fields = (*self.restricts, *([] if self.crowding is None else [self.crowding]))
+        for name in fields:
+            if name not in self._used_fields:
+                hint = did_you_mean(name, self._known_fields) or f" (they have {', '.join(sorted(self._known_fields))})"
                 raise UserError(f"{corpus}: no passage has a field '{name}'{hint}")
 
     def _value(self, values: dict[str, Any], name: str) -> Any:
         value = values.get(name)
         if value is not None:
-            self._found.add(name)
+            self._used_fields.add(name)
         return value
 
     def _number_key(self, where: str, name: str, value: int | float) -> str:

@@ -12,10 +12,10 @@ from jaxretr.indexes.index import Document, Hit, Index, Opening, SearchOptions, 
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.paths import cache_root
 
-Found = tuple[np.ndarray, list[list[str]]]
+ScoredIds = tuple[np.ndarray, list[list[str]]]
 """Scores float32 [B, k'], descending, and the ids of the hits."""
 
-Search = Callable[[np.ndarray, int, SearchOptions, FilterOptions], Found]
+Search = Callable[[np.ndarray, int, SearchOptions, FilterOptions], ScoredIds]
 
 
 class ReadOnlyIndex:
@@ -79,10 +79,10 @@ class ReadOnlyIndex:
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """Implement `Index.search`."""
-        scores, ids = self.found(vectors, k, options)
+        scores, ids = self.search_ids(vectors, k, options)
         return [list(map(Hit, *each)) for each in zip(ids, scores.tolist(), strict=True)]
 
-    def found(self, vectors: np.ndarray, k: int, options: SearchOptions) -> Found:
+    def search_ids(self, vectors: np.ndarray, k: int, options: SearchOptions) -> ScoredIds:
         """Search without an object for each hit; see `Index.search`."""
         if options.target_recall is not None and not self._facts.get("targets"):
             raise UserError("target_recall: this index is searched exactly; leave it out")
@@ -141,10 +141,10 @@ class ReadOnlyIndex:
         """Do nothing: nothing is open that needs closing."""
 
 
-def found_by(index: Index, vectors: np.ndarray, k: int, options: SearchOptions) -> Found:
+def search_ids(index: Index, vectors: np.ndarray, k: int, options: SearchOptions) -> ScoredIds:
     """Search an index of any kind; scores behind a question's last hit do not count."""
     if isinstance(index, ReadOnlyIndex):
-        return index.found(vectors, k, options)
+        return index.search_ids(vectors, k, options)
     hits = index.search(vectors, k, options)
     scores = np.full((len(hits), max(map(len, hits), default=0)), -np.inf, np.float32)
     for row, each in zip(scores, hits, strict=True):

@@ -65,11 +65,11 @@ def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
     Raises:
       UsageError: one outside (0, 1], or none.
     """
-    given: Any = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else targets
-    found = tuple(dict.fromkeys(given))
-    if not found or not all(isinstance(target, int | float | np.floating) and 0 < target <= 1 for target in found):
+    values: Any = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else targets
+    unique = tuple(dict.fromkeys(values))
+    if not unique or not all(isinstance(target, int | float | np.floating) and 0 < target <= 1 for target in unique):
         raise UsageError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
-    return found
+    return unique
 
 
 def of_target(settings: Sequence[S], target: float | None, index: str, remedy: str) -> S:
@@ -83,11 +83,11 @@ def of_target(settings: Sequence[S], target: float | None, index: str, remedy: s
     Raises:
       UserError: a target that was not tuned for.
     """
-    found = settings[0] if target is None else next((each for each in settings if each.target == target), None)
-    if found is None:
-        there = ", ".join(f"{each.target:g}" for each in settings)
-        raise UsageError(f"target_recall={target}: {index} was built for {there}; {remedy}")
-    return found
+    setting = settings[0] if target is None else next((each for each in settings if each.target == target), None)
+    if setting is None:
+        listing = ", ".join(f"{each.target:g}" for each in settings)
+        raise UsageError(f"target_recall={target}: {index} was built for {listing}; {remedy}")
+    return setting
 
 
 def ladder(first: int, last: int) -> list[int]:
@@ -175,7 +175,7 @@ class FilterLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """The contents of certificate.json.
+    """A recall certificate: the recall and speed that were measured for each target, as certificate.json holds them.
 
     Attributes:
       questions: the number of certification questions, none of which the settings were tuned on.
@@ -212,7 +212,7 @@ class Certificate:
     engine: EngineName | None = None
     filters: tuple[FilterLine, ...] | None = None
 
-    def made(self) -> str:
+    def description(self) -> str:
         """Describe the index in words, for people."""
         if self.index is not None:
             return self.index
@@ -256,7 +256,7 @@ def table(certificate: Certificate) -> str:
     """The certificate for people, in Markdown."""
     c = certificate
     of = "questions" if c.of == "questions" else "passages of the index that stood in for questions"
-    names = [f"recall@{found.k} (95% interval)" for found in c.lines[0].recalls] if c.lines else []
+    names = [f"recall@{recall.k} (95% interval)" for recall in c.lines[0].recalls] if c.lines else []
     knobs = list(c.lines[0].knobs()) if c.lines else []
     rows = [
         [
@@ -269,7 +269,7 @@ def table(certificate: Certificate) -> str:
         for line in c.lines
     ]
     text = [
-        f"{c.rows:,} passages of {c.dim} dimensions{f', {c.model}' if c.model else ''}; {c.made()} (seed {c.seed}).",
+        f"{c.rows:,} passages of {c.dim} dimensions{f', {c.model}' if c.model else ''}; {c.description()} (seed {c.seed}).",
         f"Measured on {c.questions:,} {of}, none of which the settings were tuned on, with one thread of {c.threads} "
         f"of {c.machine}; {', '.join(f'{name} {version}' for name, version in c.versions.items())}.",
     ]
@@ -306,7 +306,7 @@ def _of_filters(certificate: Certificate) -> list[str]:
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """The lines of a Markdown table."""
     return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
 
 

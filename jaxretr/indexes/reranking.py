@@ -70,9 +70,12 @@ def rerank_hits(
     """
     if depth is not None and depth < 1:
         raise UsageError(f"depth={depth}: give the number of hits to re-rank, from 1")
-    first = [Hits(found.question_id, found.ids[:depth], found.scores[:depth]) for found in hits]
+    first = [
+        Hits(question_hits.question_id, question_hits.ids[:depth], question_hits.scores[:depth])
+        for question_hits in hits
+    ]
     known = list(joined(questions, corpus, first))
-    count = sum(len(found.ids) for found in first)
+    count = sum(len(question_hits.ids) for question_hits in first)
 
     def pairs() -> Iterator[Pair]:
         for _, question, rows in known:
@@ -90,9 +93,9 @@ def rerank_hits(
     seconds = time.monotonic() - began
     log.info("re-ranked %d hits of %d questions, %.3g questions/s", count, len(first), len(first) / max(seconds, 1e-9))
     ordered, start = [], 0
-    for found in first:
-        stop = start + len(found.ids)
-        ordered.append(_ordered(found, scores[start:stop]))
+    for question_hits in first:
+        stop = start + len(question_hits.ids)
+        ordered.append(_ordered(question_hits, scores[start:stop]))
         start = stop
     return ordered, kept
 

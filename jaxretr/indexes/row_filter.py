@@ -49,43 +49,43 @@ class RowFilter:
             return SearchOptions()
         where, fields = several_of(self.where or {}), index.facts()["fields"]
         ids, metadata = index.listing([field for field in where if field in fields])
-        wanted = {field: [_text(value) for value in values] for field, values in where.items()}
+        texts_of = {field: [_text(value) for value in values] for field, values in where.items()}
         columns = {field: [_text(value) for value in values] for field, values in metadata.items()}
         if missing := [field for field in where if field not in columns]:
             if self.corpus is None:
                 hint = did_you_mean(missing[0], fields) or "; give the corpus, JSON lines that have it"
                 raise UserError(f"where {missing[0]}: the index has no such field{hint}")
             columns |= _corpus_columns(self.corpus, missing, ids, fields, index.name)
-        for field, values in wanted.items():
-            there = set(columns[field])
+        for field, values in texts_of.items():
+            column_values = set(columns[field])
             for value in values:
-                if value not in there:
-                    hint = nearest(str(value), sorted(filter(None, there))) or "; check the spelling"
+                if value not in column_values:
+                    hint = nearest(str(value), sorted(filter(None, column_values))) or "; check the spelling"
                     raise UserError(f"where {field}={value}: no passage has this value{hint}")
         allow, deny = _ids_of(self.allow, ids, index.name), _ids_of(self.deny, ids, index.name)
-        mask = Filters(len(ids), ids, columns).mask(allow, deny, wanted)
+        mask = Filters(len(ids), ids, columns).mask(allow, deny, texts_of)
         assert mask is not None
         if not mask.any():
             raise UserError(f"{index.name}: no passage passes the filters; loosen allow, deny or where")
         if missing:
             return SearchOptions(allow=[ids[row] for row in np.flatnonzero(mask).tolist()])
         typed = {
-            field: list({key_of(value): value for value in values if _text(value) in wanted[field]}.values())
+            field: list({key_of(value): value for value in values if _text(value) in texts_of[field]}.values())
             for field, values in metadata.items()
         }
         return SearchOptions(where=typed, allow=allow, deny=deny or ())
 
 
-def _ids_of(given: Iterable[str] | Path | None, ids: Sequence[str], index: str) -> Any:
+def _ids_of(ids_or_file: Iterable[str] | Path | None, ids: Sequence[str], index: str) -> Any:
     """The ids given, which may be in a file, as a list if they are several; `Filters` refuses the rest."""
-    if isinstance(given, Path):
-        return _read_ids(given, ids, index)
-    return list(given) if np.iterable(given) and not isinstance(given, str) else given
+    if isinstance(ids_or_file, Path):
+        return _read_ids(ids_or_file, ids, index)
+    return list(ids_or_file) if np.iterable(ids_or_file) and not isinstance(ids_or_file, str) else ids_or_file
 
 
 def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
     """Read ids of the index, one per line."""
-    known, found = set(ids), []
+    known, listed_ids = set(ids), []
     for number, line in numbered_lines(find_input(path)):
         name = line.rstrip("\r\n")
         if not name:
@@ -97,8 +97,8 @@ def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
         if name not in known:
             hint = nearest(name, sorted(known)) or "; give one id of the index per line"
             raise UserError(f"{path}:{number}: {index} has no passage '{name}'{hint}")
-        found.append(name)
-    return found
+        listed_ids.append(name)
+    return listed_ids
 
 
 def _corpus_columns(
@@ -109,7 +109,7 @@ def _corpus_columns(
     row_of = {name: row for row, name in enumerate(ids)}
     columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}
     seen: dict[str, None] = {}
-    found = 0
+    count = 0
     for number, content in json_lines(path):
         try:
             if isinstance(content, RowError):
@@ -119,14 +119,14 @@ def _corpus_columns(
             raise UserError(f"{path}:{number}: {error}; where needs JSON lines") from None
         if row is None:
             continue
-        found += 1
+        count += 1
         inner = content.get("metadata")
         values = {**content, **inner} if isinstance(inner, dict) else content
         seen.update(dict.fromkeys(values))
         for field, column in columns.items():
             column[row] = _text(values.get(field))
-    if found < len(ids):
-        raise UserError(f"{path}: lacks {len(ids) - found} of the {len(ids)} passages of {index}; give its corpus")
+    if count < len(ids):
+        raise UserError(f"{path}: lacks {len(ids) - count} of the {len(ids)} passages of {index}; give its corpus")
     for field in fields:
         if field not in seen:
             hint = did_you_mean(field, [*seen, *known]) or f"; there are {', '.join(list(seen)[:20])}"

@@ -17,7 +17,7 @@ from jaxretr.indexes.checks import check_index
 from jaxretr.indexes.filters import Where
 from jaxretr.indexes.index import Document
 from jaxretr.indexes.opening import has_texts, opened
-from jaxretr.indexes.read_only import found_by
+from jaxretr.indexes.read_only import search_ids
 from jaxretr.indexes.reranking import AnyScorer, loaded_scorer, rerank_hits
 from jaxretr.indexes.row_filter import RowFilter
 from jaxretr.runtime.errors import UsageError, UserError
@@ -81,8 +81,8 @@ def search(
       UsageError: several processes, with a kind of index that only one can search; or texts are needed, and neither given
         nor in the index.
     """
-    given = corpus is not None or passages is not None
-    reads = (with_texts or rerank is not None) and not given
+    has_corpus = corpus is not None or passages is not None
+    reads = (with_texts or rerank is not None) and not has_corpus
     if reads and not has_texts(index):
         raise UsageError("rerank reads the passages' texts, which this index lacks: give the corpus as well")
     questions = questions_of(queries, trec_ids)
@@ -97,11 +97,11 @@ def search(
         agree("the search", {"index": json.dumps(facts, default=str), "questions": texts_fingerprint(questions)})
         vectors = encode_texts(encoder, questions, batch_size)
         if reads:
-            found = index.find(vectors, k, options, with_documents=True)
-            passages = _texts_of(found.documents.values())
-            each = (([hit.id for hit in hits], [hit.score for hit in hits]) for hits in found.hits)
+            findings = index.find(vectors, k, options, with_documents=True)
+            passages = _texts_of(findings.documents.values())
+            each = (([hit.id for hit in hits], [hit.score for hit in hits]) for hits in findings.hits)
         else:
-            scores, ids = found_by(index, vectors, k, options)
+            scores, ids = search_ids(index, vectors, k, options)
             each = ((names, row[: len(names)]) for names, row in zip(ids, scores, strict=True))
         hits = [
             Hits(question.id, names, np.asarray(row, np.float32))
@@ -116,8 +116,8 @@ def search(
 
 def _texts_of(documents: Iterable[Document]) -> Corpus:
     """The titles and texts of passages, as a corpus of these alone."""
-    found = list(documents)
-    return Corpus([each.id for each in found], [each.title for each in found], [each.text for each in found])
+    rows = list(documents)
+    return Corpus([each.id for each in rows], [each.title for each in rows], [each.text for each in rows])
 
 
 def _check_trec_ids(ids: Sequence[str], index: str) -> None:

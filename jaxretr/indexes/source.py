@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.indexes.exact import unique_ids
 from jaxretr.runtime.errors import UserError
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ def silent(rows: int) -> None:
 
 @dataclass(frozen=True)
 class IndexSource:
-    """The passages of a store.
+    """The passages of an embedding store that is exported as an index.
 
     Attributes:
       store: a complete store of passages.
@@ -34,21 +35,12 @@ class IndexSource:
 
     @classmethod
     def open(cls, store: EmbeddingStore) -> "IndexSource":
-        """Read the ids.
+        """Read the ids of a store's passages.
 
         Raises:
           UserError: an id occurs twice, or the file of ids is damaged.
         """
-        ids = store.read_ids()
-        if len(set(ids)) != len(ids):
-            seen: dict[str, int] = {}
-            for row, name in enumerate(ids):
-                if (first := seen.setdefault(name, row)) != row:
-                    raise UserError(
-                        f"{store.folder}: the id {name!r} is at row {first} and at row {row}; give every passage "
-                        "an id of its own and encode the corpus again"
-                    )
-        return cls(store, ids)
+        return cls(store, unique_ids(store.read_ids(), store.meta.rows, str(store.folder)))
 
     def facts(self) -> dict[str, Any]:
         """The facts about the store for a manifest."""
@@ -127,19 +119,26 @@ class IndexSource:
             raise UserError(f"{corpus}: ends after {count} passages of the store's {len(self.ids)}; {wrong}")
 
 
-def rebatched(pieces: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
-    """Join and cut arrays [n, D] so that each but the last has `rows` rows: one shape means one compiled program."""
-    held: list[np.ndarray] = []
-    count = 0
-    for piece in pieces:
-        held.append(piece)
-        count += len(piece)
-        while count >= rows:
-            joined = np.concatenate(held) if len(held) > 1 else held[0]
-            yield joined[:rows]
-            held, count = [joined[rows:]], count - rows
-    if count:
-        yield np.concatenate(held)
+def rebatched(blocks: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
+    """Join and cut blocks [n, D] so that each but the last has `rows` rows: one shape means one compiled program.
+
+    Raises:
+      UserError: a block with another D than those before.
+    """
+    pieces: list[np.ndarray] = []
+    for block in blocks:
+        if pieces and pieces[0].shape[1:] != block.shape[1:]:
+            raise UserError(
+                f"a block of embeddings is {list(block.shape)} after {list(pieces[0].shape)}; use one model"
+            )
+        for start in range(0, len(block), rows):
+            pieces.append(block[start : start + rows])
+            if sum(map(len, pieces)) >= rows:
+                joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+                yield joined[:rows]
+                pieces = [joined[rows:]] if len(joined) > rows else []
+    if pieces:
+        yield np.concatenate(pieces)
 
 
 # Bytes of a number on average, with sign, point, exponent and comma, in vectors of length 1.

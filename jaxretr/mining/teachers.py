@@ -130,7 +130,6 @@ class Bm25Teacher:
             queries_fingerprint=task.queries.fingerprint(),
             shard_passages=task.shard_passages,
             threads=task.threads,
-            progress=Progress,
         )
         return Ranking(self.name, ranked.rows, ranked.scores)
 

@@ -31,7 +31,7 @@ _TYPES: dict[int, Type] = {404: "not_found", 405: "invalid_request", 413: "too_l
 def create_app(
     service: Service, settings: Settings | None = None, keys: Keys | None = None, lines: RequestLog | None = None
 ) -> FastAPI:
-    """Make the app.
+    """Make the FastAPI app of a service.
 
     Args:
       service: answers the requests; the caller starts and closes it.
@@ -136,8 +136,8 @@ def _add_errors(app: FastAPI) -> None:
     async def other(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         type = _TYPES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
-        said = {404: "there is no such path; see /docs", 405: "this path does not allow the method; see /docs"}
-        message = said.get(error.status_code, str(error.detail))
+        messages = {404: "there is no such path; see /docs", 405: "this path does not allow the method; see /docs"}
+        message = messages.get(error.status_code, str(error.detail))
         return Answer(body_of(type, message), error.status_code, headers=dict(error.headers or {}))
 
     app.add_exception_handler(Problem, problem)

@@ -74,9 +74,8 @@ class _Ticket:
         self.texts, self.lengths, self.done = texts, lengths, done
         self.results: list[Any] = [None] * len(texts)
         self.waiting = sorted(range(len(texts)), key=lambda place: (lengths[place], -place))
-        self.left = len(texts)
+        self.unanswered = len(texts)
         self.error: BaseException | None = None
-        self.dropped = False
         self.arrived = time.monotonic()
 
     @property
@@ -122,7 +121,7 @@ class Batcher:
         self._thread.start()
 
     def add(self, lane: Lane) -> None:
-        """Add a lane."""
+        """Add a lane, whose texts then take their turns."""
         with self._changed:
             self._lanes[lane.name], self._queues[lane.name] = lane, deque()
             self._turns.append(lane.name)
@@ -208,7 +207,6 @@ class Batcher:
 
     def _drop(self, lane: str, ticket: _Ticket) -> None:
         with self._changed:
-            ticket.dropped = True
             if ticket in self._queues[lane]:
                 self._queues[lane].remove(ticket)
                 self.tokens -= ticket.tokens
@@ -228,42 +226,42 @@ class Batcher:
                 self._turns.rotate(-1)
             lane, queue = self._lanes[self._turns[0]], self._queues[self._turns[0]]
             self._turns.rotate(-1)
-            taken = _similar(lane, queue) if lane.pads else _first(lane, queue)
-            for ticket, place in taken:
+            entries = _similar(lane, queue) if lane.pads else _first(lane, queue)
+            for ticket, place in entries:
                 if len(ticket.waiting) == len(ticket.texts) and self._observer is not None:
                     self._observer.waited(lane.name, time.monotonic() - ticket.arrived)
                 ticket.waiting.remove(place)
                 if not ticket.waiting:
                     queue.remove(ticket)
-            total = sum(ticket.lengths[place] for ticket, place in taken)
+            total = sum(ticket.lengths[place] for ticket, place in entries)
             self.tokens -= total
-            return lane, taken, total
+            return lane, entries, total
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:
-            lane, taken, tokens = batch
+            lane, entries, tokens = batch
             began = time.monotonic()
             error: BaseException | None = None
             results: Results = ()
             try:
-                results = lane.compute([ticket.texts[place] for ticket, place in taken])
+                results = lane.compute([ticket.texts[place] for ticket, place in entries])
             except Exception as problem:  # It concerns this batch alone: the thread continues.
                 error = problem
             seconds = time.monotonic() - began
-            for number, (ticket, place) in enumerate(taken):
+            for number, (ticket, place) in enumerate(entries):
                 if error is None:
                     ticket.results[place] = results[number]
                 else:
                     ticket.error = error
-                ticket.left -= 1
-                if not ticket.left:
+                ticket.unanswered -= 1
+                if not ticket.unanswered:
                     ticket.done(ticket)
             speed = tokens / max(seconds, 1e-9)
             self.tokens_a_second += (_NEWEST if self.tokens_a_second else 1.0) * (speed - self.tokens_a_second)
             if self._observer is not None:
-                self._observer.computed(lane.name, len(taken), tokens, seconds)
+                self._observer.computed(lane.name, len(entries), tokens, seconds)
         with self._changed:
             for queue in self._queues.values():
                 for ticket in queue:
@@ -276,22 +274,22 @@ def _similar(lane: Lane, queue: Sequence[_Ticket]) -> list[tuple[_Ticket, int]]:
     """The longest text of the oldest request, and the texts next to it in length, as (ticket, place)."""
     longest = queue[0].longest
     room = max(1, lane.budget // lane.padded(longest))
-    near = [
+    candidates = [
         (-ticket.lengths[place], number, place)
         for number, ticket in enumerate(itertools.islice(queue, _WINDOW))
         for place in ticket.no_longer(longest, room)
     ]
-    return [(queue[number], place) for _, number, place in heapq.nsmallest(room, near)]
+    return [(queue[number], place) for _, number, place in heapq.nsmallest(room, candidates)]
 
 
 def _first(lane: Lane, queue: Sequence[_Ticket]) -> list[tuple[_Ticket, int]]:
     """The texts of the oldest requests, as (ticket, place)."""
-    taken: list[tuple[_Ticket, int]] = []
+    entries: list[tuple[_Ticket, int]] = []
     total = 0
     for ticket in queue:
         for place in sorted(ticket.waiting):
             total += ticket.lengths[place]
-            if taken and total > lane.budget:
-                return taken
-            taken.append((ticket, place))
-    return taken
+            if entries and total > lane.budget:
+                return entries
+            entries.append((ticket, place))
+    return entries

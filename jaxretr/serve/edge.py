@@ -62,12 +62,12 @@ class Edge:
         """Implement ASGI."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
-        id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        header = Headers(scope=scope).get("x-request-id", "")
+        id = header if _REQUEST_ID.fullmatch(header) else secrets.token_hex(8)
         facts: dict[str, Any] = {}
         scope.setdefault("state", {})["facts"] = facts
-        began, status, asked = time.monotonic(), 0, _method(scope)
-        if asked == "HEAD":  # Answered as GET is, without the body.
+        began, status, method = time.monotonic(), 0, _method(scope)
+        if method == "HEAD":  # Answered as GET is, without the body.
             scope = {**scope, "method": "GET"}
 
         async def answer(message: Message) -> None:
@@ -80,7 +80,7 @@ class Edge:
                     headers.setdefault(name, value)
                 if self.stopping():
                     headers["connection"] = "close"
-            elif asked == "HEAD":
+            elif method == "HEAD":
                 message = {**message, "body": b""}
             await send(message)
 
@@ -96,14 +96,14 @@ class Edge:
         finally:
             route = self._route(scope)
             seconds = time.monotonic() - began
-            self.metrics.requests.labels(asked, route, status or 499).inc()
+            self.metrics.requests.labels(method, route, status or 499).inc()
             self.metrics.request_seconds.labels(route).observe(seconds)
-            self.lines.write(id=id, method=asked, route=route, status=status or 499, seconds=seconds, facts=facts)
+            self.lines.write(id=id, method=method, route=route, status=status or 499, seconds=seconds, facts=facts)
 
     def _route(self, scope: Scope) -> str:
         """The path's template, also of a request that was refused before it reached its route."""
-        found = next((route for route in self.routes if route.matches(scope)[0] is not Match.NONE), None)
-        return getattr(found, "path", "unknown")
+        match = next((route for route in self.routes if route.matches(scope)[0] is not Match.NONE), None)
+        return getattr(match, "path", "unknown")
 
 
 def _method(scope: Scope) -> str:

@@ -25,7 +25,7 @@ _PATIENCE = 0.05
 
 @dataclass(frozen=True)
 class Embedded:
-    """Texts as vectors.
+    """The vectors of a request's texts, and what they took.
 
     Attributes:
       vectors: float32 [n, D], the model's.
@@ -40,7 +40,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Model:
-    """An encoder in the service.
+    """An encoder as the service runs it, with its queues.
 
     Attributes:
       name: its name in answers.
@@ -84,12 +84,12 @@ class Embedding:
         """Add an encoder, if it is not there; blocks, and compiles nothing yet."""
         fingerprint = model_fingerprint(encoder, "passage")
         if fingerprint not in self.models:
-            made = BatchEncoder(encoder, self._settings.max_batch_tokens)
+            batch_encoder = BatchEncoder(encoder, self._settings.max_batch_tokens)
             number = f" {len(self.models) + 1}" if self.models else ""
             lanes: dict[Side, str] = {side: f"{side}{number}" for side in SIDES}
             for side, lane in lanes.items():
-                self.batcher.add(_lane(made, side, lane))
-            self.models[fingerprint] = Model(name or name_of(encoder), fingerprint, made, lanes)
+                self.batcher.add(_lane(batch_encoder, side, lane))
+            self.models[fingerprint] = Model(name or name_of(encoder), fingerprint, batch_encoder, lanes)
         return self.models[fingerprint]
 
     def of(self, standing: Standing) -> Model:
@@ -105,7 +105,7 @@ class Embedding:
         weights: Sequence[float] | None = None,
         model: Model | None = None,
     ) -> Embedded:
-        """Embed texts.
+        """Embed texts with one of the models, in the queue of its side.
 
         Args:
           side: the side of the model.

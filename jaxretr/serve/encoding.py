@@ -23,7 +23,7 @@ SIDES: tuple[Side, ...] = ("question", "passage")
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Texts as rows of ids.
+    """Texts as rows of token ids.
 
     Attributes:
       rows: n.
@@ -103,7 +103,7 @@ class BatchEncoder:
 
     @property
     def unit_length(self) -> bool:
-        """Whether vectors have length 1."""
+        """Whether the model's vectors have length 1."""
         return isinstance(self.encoder, DualEncoder) and self.encoder.config.normalise
 
     def tokenise(self, side: Side, texts: Sequence[Any], prompt: str | None = None) -> Tokenised:
@@ -117,16 +117,16 @@ class BatchEncoder:
         Raises:
           UserError: one of the texts is not text.
         """
-        found = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
-        rows = list(zip(*(ids for ids, _ in found), strict=True))
-        return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in found))
+        part_rows = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
+        rows = list(zip(*(ids for ids, _ in part_rows), strict=True))
+        return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in part_rows))
 
     def padded(self, side: Side, length: int) -> int:
         """The length at which a batch is computed, given its longest text's tokens, in the part that pads most."""
         return max(shapes.length(length) for shapes in self._shapes[side])
 
     def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
-        """Embed rows in this thread.
+        """Embed rows of token ids in this thread.
 
         Returns:
           float32 [n, sum of the parts' D]: the parts' vectors one after the other, not weighted; `vectors` makes the
@@ -153,7 +153,7 @@ class BatchEncoder:
             return computed
         parts = [computed[:, part] for part in self.slices()]
         if side == "question":
-            parts = [np.float32(weight) * one for weight, one in zip(weights or self.weights, parts, strict=True)]
+            parts = [np.float32(weight) * vector for weight, vector in zip(weights or self.weights, parts, strict=True)]
         return np.concatenate(parts, axis=1) if self.encoder.config.how == "concatenate" else np.sum(parts, axis=0)
 
     def slices(self) -> list[slice]:

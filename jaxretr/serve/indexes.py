@@ -34,7 +34,7 @@ class Indexes:
         self._indexes, self._data, self._make, self._threads = dict(opened), data, make, threads
         self._users: dict[str, int] = {}
         self._changing: set[str] = set()
-        self._left = asyncio.Condition()
+        self._release = asyncio.Condition()
 
     def __len__(self) -> int:
         return len(self._indexes)
@@ -70,8 +70,8 @@ class Indexes:
             yield index
         finally:
             self._users[name] -= 1
-            async with self._left:
-                self._left.notify_all()
+            async with self._release:
+                self._release.notify_all()
 
     async def create(self, name: str) -> Index:
         """Create an empty index in the data folder.
@@ -111,8 +111,8 @@ class Indexes:
             raise Forbidden(f"the index {name!r} was given with --index; restart the service without it")
         self._changing.add(name)
         try:
-            async with self._left:
-                await self._left.wait_for(lambda: not self._users.get(name))
+            async with self._release:
+                await self._release.wait_for(lambda: not self._users.get(name))
             index = self._indexes.pop(name)
 
             def remove() -> None:

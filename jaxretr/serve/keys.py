@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Key:
-    """A line of the file.
+    """An API key: a line of the file of keys.
 
     Attributes:
       name: the name that logs show in place of the key.
@@ -41,7 +41,7 @@ class Key:
 
 
 class Keys:
-    """The keys of a file."""
+    """The API keys of a file, which requests are checked against."""
 
     def __init__(self, keys: Sequence[Key]):
         self._keys = tuple(keys)
@@ -69,11 +69,11 @@ class Keys:
     def find(self, presented: str) -> Key | None:
         """The key that was presented, None if it is unknown; the time taken does not depend on it."""
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
-        found = None
+        match = None
         for key in self._keys:  # All of them, so that the time does not reveal the position of a match.
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def check(self, headers: Mapping[str, str], scope: Scope) -> Key:
         """The key of a request, once it is known to have the scope.
@@ -117,12 +117,12 @@ def _parsed(path: Path, content: bytes) -> list[Key]:
 
 def check_scopes(names: Iterable[str], where: str) -> list[str]:
     """Return the scopes, each once; raise UserError for an unknown one."""
-    found = list(dict.fromkeys(names))
-    for name in found:
+    scopes = list(dict.fromkeys(names))
+    for name in scopes:
         if name not in SCOPES:
             hint = did_you_mean(name, SCOPES) or f"; there are {', '.join(SCOPES)}"
             raise UserError(f"{where}: no scope {name!r}{hint}")
-    return found
+    return scopes
 
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
@@ -141,9 +141,9 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"name={name}: give 1 to 64 letters, digits, '.', '_' and '-'")
-    found = check_scopes(scopes, "scopes=")
+    unique_scopes = check_scopes(scopes, "scopes=")
     key = f"jr_{secrets.token_urlsafe(32)}"
-    line = f"{name} {','.join(found)} {hashlib.sha256(key.encode()).hexdigest()}\n".encode()
+    line = f"{name} {','.join(unique_scopes)} {hashlib.sha256(key.encode()).hexdigest()}\n".encode()
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # Until it is closed: keys that are added at once wait for each other.

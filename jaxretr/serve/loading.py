@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a service.
+    """The model, indexes and limits that a service is made of.
 
     Attributes:
       encoder: a function that loads the model.
@@ -48,23 +48,23 @@ class Parts:
 
     def _named(self) -> dict[str, tuple[str, str | None]]:
         """The place and the corpus of each index that is given, by its name."""
-        found: dict[str, tuple[str, str | None]] = {}
+        places: dict[str, tuple[str, str | None]] = {}
         for text in self.indexes:
             name, place = named(text)
-            if name in found:
+            if name in places:
                 raise UsageError(f"indexes={text}: there are two indexes {name!r}; give NAME={place}")
-            found[name] = place, None
+            places[name] = place, None
         for text in self.corpora:
             name, equals, file = text.partition("=")
-            if not equals or name not in found:
-                if len(found) != 1 or (equals and not Path(text).exists()):
-                    there = ", ".join(found) or "none"
-                    raise UsageError(f"corpora={text}: give NAME=FILE with the name of an index ({there})")
-                name, file = next(iter(found)), text
-            if found[name][1] is not None:
+            if not equals or name not in places:
+                if len(places) != 1 or (equals and not Path(text).exists()):
+                    listing = ", ".join(places) or "none"
+                    raise UsageError(f"corpora={text}: give NAME=FILE with the name of an index ({listing})")
+                name, file = next(iter(places)), text
+            if places[name][1] is not None:
                 raise UsageError(f"corpora={text}: the index {name!r} has one already; give one each")
-            found[name] = found[name][0], file
-        return found
+            places[name] = places[name][0], file
+        return places
 
     def load(self) -> Service:
         """Load all parts; return a service that is not started."""
@@ -100,7 +100,7 @@ def _made_before(data: Path | None) -> list[Path]:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data={data}: {error.strerror}; give a folder that can be written") from None
-    found = [folder for folder in sorted(data.iterdir()) if (folder / DATABASE).exists()]
-    for folder in found:
+    folders = [folder for folder in sorted(data.iterdir()) if (folder / DATABASE).exists()]
+    for folder in folders:
         check_name(folder.name)
-    return found
+    return folders

@@ -23,7 +23,7 @@ class RequestLog:
         self.texts, self._stream = texts, stream
 
     def write(self, *, id: str, method: str, route: str, status: int, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Write a request's line.
+        """Write the line of a request that was answered.
 
         Args:
           id: the request's id; the response has it as X-Request-Id.
@@ -77,5 +77,5 @@ def log_as_json(lines: RequestLog) -> Iterator[None]:
 def failure(error: BaseException, texts: bool) -> str:
     """An unexpected error as one line: its kind and origin; with `texts` also its message, which may quote texts."""
     places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-6:]]
-    said = f": {error}" if texts else ""
-    return f"{type(error).__name__}{said} at {' < '.join(reversed(places))}"
+    message = f": {error}" if texts else ""
+    return f"{type(error).__name__}{message} at {' < '.join(reversed(places))}"

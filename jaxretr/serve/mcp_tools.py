@@ -130,12 +130,12 @@ def make_server(service: Service) -> Any:
     # The SDK's log lines may quote a client's words.
     logging.getLogger("mcp").setLevel(logging.WARNING)
     # It also sets up the root logger, unless that has a handler.
-    root, there = logging.getLogger(), logging.NullHandler()
-    root.addHandler(there)
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
     try:
         server = Server("jaxretr", version=__version__, instructions=_INSTRUCTIONS, subscriptions=False)
     finally:
-        root.removeHandler(there)
+        root.removeHandler(handler)
     reads = types.ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
     )
@@ -143,7 +143,7 @@ def make_server(service: Service) -> Any:
     @server.tool(annotations=reads)
     async def list_indexes() -> IndexList:
         """List the indexes: names, numbers of documents, and the fields that a search can filter by."""
-        indexes: Sequence[Mapping[str, Any]] = (await _told(service.describe()))["indexes"]
+        indexes: Sequence[Mapping[str, Any]] = (await _answer_of(service.describe()))["indexes"]
         return {
             "indexes": [
                 {"name": each["name"], "passages": each["passages"], "fields": list(each.get("fields") or [])}
@@ -165,13 +165,13 @@ def make_server(service: Service) -> Any:
         max_chars: Annotated[int, Field(description="characters of each text", ge=1, le=10_000)] = 600,
     ) -> FoundDocuments:
         """Find the documents that best answer a question. Texts are cut to max_chars; read on with fetch."""
-        name = index or await _told(_only_index(service))
+        name = index or await _answer_of(_only_index(service))
         content = {"query": query, "k": k, "where": where, "max_chars": max_chars}
         try:
             request = SearchRequest.model_validate(content)
         except ValidationError as error:
             raise _refusal(str(invalid(error.errors(), content))) from None
-        answer = await _told(service.search(name, request))
+        answer = await _answer_of(service.search(name, request))
         hits = answer["results"][0]["hits"]
         return {
             "index": name,
@@ -196,8 +196,8 @@ def make_server(service: Service) -> Any:
         limit: Annotated[int, Field(description="how many characters", ge=1, le=50_000)] = 6000,
     ) -> Passage:
         """Read a document, or a part of a long one: continue at next_offset until it is null."""
-        name = index or await _told(_only_index(service))
-        document = await _told(service.document(name, id))
+        name = index or await _answer_of(_only_index(service))
+        document = await _answer_of(service.document(name, id))
         text = document["text"]
         end = min(offset + limit, len(text))
         return {
@@ -220,7 +220,7 @@ async def _only_index(service: Service) -> str:
     return names[0]
 
 
-async def _told(answer: Awaitable[T]) -> T:
+async def _answer_of(answer: Awaitable[T]) -> T:
     """Wait for the service; a refusal becomes the tool's error, in one line."""
     try:
         return await answer

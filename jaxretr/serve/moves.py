@@ -5,9 +5,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from jaxretr.serve.problems import Conflict, Invalid
 log = logging.getLogger(__name__)
 
 Load = Callable[[str], Any]
+T = TypeVar("T")
 
 # Seconds that `stop` waits.
 _STOPPING_SECONDS = 5.0
@@ -48,22 +48,16 @@ class Moves:
           Conflict: it is being moved.
           Invalid: it is no live index, there is no such model, or it cannot be moved there.
         """
-        live = _live(index)
-        if live.name in self._preparing or self._runs(live.name):
-            raise Conflict(f"the index {live.name!r} is being moved; wait until it is done")
-        loop = asyncio.get_running_loop()
-        self._preparing.add(live.name)
-        try:
-            model = await loop.run_in_executor(None, self._loaded, to)
+        live, loop = _live(index), asyncio.get_running_loop()
+
+        def prepare() -> reindex.Reindexing:
+            model = self._loaded(to)
             old = self._embedding.models.get(live.view.space.fingerprint)
             encode = None if old is None else self._encode(old, loop)
-            moving = await loop.run_in_executor(
-                None, partial(reindex.Reindexing, live, self._model(model, loop), old=encode)
-            )
-        except UserError as error:
-            raise Invalid(str(error), "to") from None
-        finally:
-            self._preparing.discard(live.name)
+            target = reindex.Model(model.name, model.fingerprint, model.encoder.dim, self._encode(model, loop))
+            return reindex.Reindexing(live, target, old=encode)
+
+        moving = await self._prepared(live.name, prepare, "to")
         self._errors.pop(live.name, None)
         thread = threading.Thread(target=self._run, args=(live.name, moving), name=f"reindex {live.name}", daemon=True)
         self._moves[live.name] = moving, thread
@@ -91,10 +85,7 @@ class Moves:
           Conflict: it is being moved.
           Invalid: it is no live index, or has no previous model.
         """
-        live = _live(index)
-        if live.name in self._preparing or self._runs(live.name):
-            raise Conflict(f"the index {live.name!r} is being moved; wait until it is done")
-        loop = asyncio.get_running_loop()
+        live, loop = _live(index), asyncio.get_running_loop()
 
         def roll() -> None:
             space = reindex.left_space(live)
@@ -105,13 +96,7 @@ class Moves:
                 )
             reindex.rollback(live, self._encode(model, loop))
 
-        self._preparing.add(live.name)
-        try:
-            await loop.run_in_executor(None, roll)
-        except UserError as error:
-            raise Invalid(str(error)) from None
-        finally:
-            self._preparing.discard(live.name)
+        await self._prepared(live.name, roll)
         self._moves.pop(live.name, None)
         return await loop.run_in_executor(None, self.state, live)
 
@@ -126,8 +111,17 @@ class Moves:
         for _, thread in self._moves.values():
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _runs(self, name: str) -> bool:
-        return name in self._moves and self._moves[name][1].is_alive()
+    async def _prepared(self, name: str, work: Callable[[], T], param: str | None = None) -> T:
+        """Run work in a thread, for an index that is not being moved; `param` is the field that its errors are about."""
+        if name in self._preparing or (name in self._moves and self._moves[name][1].is_alive()):
+            raise Conflict(f"the index {name!r} is being moved; wait until it is done")
+        self._preparing.add(name)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+        except UserError as error:
+            raise Invalid(str(error), param) from None
+        finally:
+            self._preparing.discard(name)
 
     def _run(self, name: str, moving: reindex.Reindexing) -> None:
         try:
@@ -147,9 +141,6 @@ class Moves:
         model = self._embedding.add(self._load(to), str(Path(to)))
         model.encoder.compile()
         return model
-
-    def _model(self, model: Model, loop: asyncio.AbstractEventLoop) -> reindex.Model:
-        return reindex.Model(model.name, model.fingerprint, model.encoder.dim, self._encode(model, loop))
 
     def _encode(self, model: Model, loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[Document]], np.ndarray]:
         def encode(documents: Sequence[Document]) -> np.ndarray:

@@ -50,11 +50,6 @@ def read_page(path: Path) -> tuple[bytes, dict[str, str]]:
     }
 
 
-def page() -> tuple[bytes, dict[str, str]]:
-    """The search page; see `read_page`."""
-    return read_page(PAGE)
-
-
 def answer_page(path: Path, request: Request) -> Response:
     """The response to a request for a page: 304 if the browser has it already."""
     content, headers = read_page(path)

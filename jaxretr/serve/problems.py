@@ -62,7 +62,7 @@ class Invalid(Problem):
 
 
 # The messages of pydantic's types of errors, for a client, who knows the fields of a request and not our classes.
-_SAID = {
+_MESSAGES = {
     "missing": "missing; give it",
     "extra_forbidden": "there is no such field; leave it out, or see /docs",
     "string_too_short": "too few characters; give at least {min_length}",
@@ -151,7 +151,7 @@ def invalid(errors: Sequence[Mapping[str, Any]], value: Any) -> Invalid:
       value: the request's value.
     """
     faults = [_Fault.of(error, value) for error in errors]
-    fault, alike = faults[0], faults[:1]
+    fault, siblings = faults[0], faults[:1]
     if fault.branches:
         place = fault.path[: fault.union]
         inside = [each for each in faults if each.branches and each.path[: fault.union] == place]
@@ -160,31 +160,31 @@ def invalid(errors: Sequence[Mapping[str, Any]], value: Any) -> Invalid:
             branches.setdefault(each.branches, []).append(each)
         [fault, *_] = max(
             branches.values(),
-            key=lambda found: (
-                max(len(each.path) for each in found),
-                any(not each.is_kind for each in found),
-                -len(found),
+            key=lambda branch_faults: (
+                max(len(each.path) for each in branch_faults),
+                any(not each.is_kind for each in branch_faults),
+                -len(branch_faults),
             ),
         )
-        alike = [each for each in inside if each.path == fault.path]
+        siblings = [each for each in inside if each.path == fault.path]
     where = ".".join(map(str, fault.path))[:200]
-    return Invalid(f"{where or 'the body'}: {_said(fault, alike)}", where or None)
+    return Invalid(f"{where or 'the body'}: {_message(fault, siblings)}", where or None)
 
 
 def no_such(what: str, name: str, known: Collection[str]) -> Invalid:
     """The problem that a request names a parameter or an argument that there is not."""
-    there = f"there are {', '.join(known)}" if known else "there are none"
-    return Invalid(f"{name[:200]}: no such {what}{did_you_mean(name, known) or f'; {there}'}", name[:200])
+    listing = f"there are {', '.join(known)}" if known else "there are none"
+    return Invalid(f"{name[:200]}: no such {what}{did_you_mean(name, known) or f'; {listing}'}", name[:200])
 
 
-def _said(fault: _Fault, alike: Sequence[_Fault]) -> str:
+def _message(fault: _Fault, siblings: Sequence[_Fault]) -> str:
     """The message about a value, made of all the faults that were found at its place."""
     type, context = fault.error["type"], fault.error.get("ctx", {})
     if not fault.is_kind:
-        return _SAID[type].format_map(context) if type in _SAID else str(fault.error["msg"])
-    *most, last = dict.fromkeys(_KINDS[each.error["type"]] for each in alike if each.is_kind)
-    wanted = f"{', '.join(most)} or {last}" if most else last
-    return f"{_kind(fault.value)} is not accepted here; give {wanted}"
+        return _MESSAGES[type].format_map(context) if type in _MESSAGES else str(fault.error["msg"])
+    *most, last = dict.fromkeys(_KINDS[each.error["type"]] for each in siblings if each.is_kind)
+    kinds = f"{', '.join(most)} or {last}" if most else last
+    return f"{_kind(fault.value)} is not accepted here; give {kinds}"
 
 
 def _kind(value: Any) -> str:
@@ -204,7 +204,7 @@ class Unauthenticated(Problem):
 
 
 class Forbidden(Problem):
-    """The key lacks the scope."""
+    """The API key lacks the scope, or the service does not allow it."""
 
     status, type = 403, "permission"
 

@@ -31,7 +31,7 @@ class Rates:
             self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     def check(self, who: str) -> None:
-        """Count a request.
+        """Count a request, and refuse it beyond the limit.
 
         Args:
           who: the key's name, or the address.
@@ -41,5 +41,5 @@ class Rates:
         """
         if self._rate is None or self._limiter.hit(self._rate, who):
             return
-        again = self._limiter.get_window_stats(self._rate, who).reset_time - time.time()
-        raise Overloaded(f"more than {self._rate} requests", max(1, math.ceil(again)))
+        seconds = self._limiter.get_window_stats(self._rate, who).reset_time - time.time()
+        raise Overloaded(f"more than {self._rate} requests", max(1, math.ceil(seconds)))

@@ -37,11 +37,11 @@ class _Request(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _without_nulls(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
-        return {name: value for name, value in given.items() if value is not None or name not in optional}
+        return {name: value for name, value in content.items() if value is not None or name not in optional}
 
 
 class Strict(_Request):

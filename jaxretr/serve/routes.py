@@ -88,20 +88,20 @@ class ServedRoute(APIRoute):
                 if kind != "application/json":
                     raise WrongMediaType("the body's type is not JSON; send Content-Type: application/json")
             work = asyncio.ensure_future(handler(request))
-            gone = asyncio.ensure_future(_gone(request.receive))
+            departure = asyncio.ensure_future(_client_departure(request.receive))
             try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({work, departure}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     raise Departed("the client left")
                 return work.result()
             finally:
                 work.cancel()
-                gone.cancel()
+                departure.cancel()
 
         return handle
 
 
-async def _gone(receive: Receive) -> None:
+async def _client_departure(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -130,7 +130,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _told(request: Request, **facts: Any) -> None:
+def _add_facts(request: Request, **facts: Any) -> None:
     """Add facts to the request's line in the log."""
     request.state.facts.update(facts)
 
@@ -143,10 +143,10 @@ def make_routes(service: Service) -> APIRouter:
     async def embeddings(request: Request, body: EmbeddingsRequest) -> Any:
         """Embed texts, as OpenAI's API does."""
         texts = [body.input] if isinstance(body.input, str) else body.input
-        _told(request, texts=texts)
-        found = await service.embed(body.side, texts, prompt=body.prompt)
-        _told(request, tokens=found.tokens, count=len(texts))
-        return Answer(_embeddings(body, found, service))
+        _add_facts(request, texts=texts)
+        result = await service.embed(body.side, texts, prompt=body.prompt)
+        _add_facts(request, tokens=result.tokens, count=len(texts))
+        return Answer(_embeddings(body, result, service))
 
     def named() -> list[str]:
         return [service.name, *([] if service.reranker is None else [service.reranker.name])]
@@ -167,7 +167,7 @@ def make_routes(service: Service) -> APIRouter:
     @routes.post("/v2/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
     async def rerank(request: Request, body: RerankRequest) -> Any:
         """Score documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
-        _told(request, texts=[body.query], count=len(body.documents))
+        _add_facts(request, texts=[body.query], count=len(body.documents))
         return Answer(await service.rerank(body))
 
     @routes.get("/v1/indexes", response_model=answers.IndexesAnswer, responses=_errors(), tags=["Indexes"])
@@ -213,7 +213,7 @@ def make_routes(service: Service) -> APIRouter:
 
     async def _searched(request: Request, index: str, body: SearchRequest) -> Answer:
         texts = [body.query] if isinstance(body.query, str) else body.query
-        _told(request, texts=texts, index=index if index in service.indexes.names else None)
+        _add_facts(request, texts=texts, index=index if index in service.indexes.names else None)
         return Answer(await service.search(index, body))
 
     # Clients and proxies change an id in a path that looks like a path: "./a", "a//b". A parameter arrives unchanged.
@@ -252,7 +252,7 @@ def make_routes(service: Service) -> APIRouter:
     )
     async def upsert(request: Request, index: str, body: UpsertRequest) -> Any:
         """Add documents, or replace those with the same ids; answer once that is on disk."""
-        _told(request, count=len(body.documents))
+        _add_facts(request, count=len(body.documents))
         return Answer(await service.upsert(index, body.documents, body.vectors))
 
     @routes.post(
@@ -263,7 +263,7 @@ def make_routes(service: Service) -> APIRouter:
     )
     async def delete(request: Request, index: str, body: DeleteRequest) -> Any:
         """Remove documents; ids that are not there are not counted. Answers once that is on disk."""
-        _told(request, count=len(body.ids))
+        _add_facts(request, count=len(body.ids))
         return Answer(await service.delete(index, body.ids))
 
     @routes.post(
@@ -324,8 +324,8 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"}
 
 
-def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> dict[str, Any]:
-    vectors = found.vectors
+def _embeddings(body: EmbeddingsRequest, result: Embedded, service: Service) -> dict[str, Any]:
+    vectors = result.vectors
     if body.dimensions is not None:
         vectors = _first(vectors, body.dimensions, service)
     if body.encoding_format == "base64":
@@ -336,7 +336,7 @@ def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> d
         "object": "list",
         "data": [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)],
         "model": body.model or service.name,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens, "truncated": found.cut},
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens, "truncated": result.cut},
     }
 
 

@@ -10,18 +10,18 @@ from jaxretr.indexes.index import Findings, Index, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.serve import answers
 from jaxretr.serve.embedding import Embedding, Model
-from jaxretr.serve.found import AnswerHits, asked_texts, asked_vectors, asked_weights, search_options
 from jaxretr.serve.indexes import Indexes
 from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import Rerank, SearchRequest
 from jaxretr.serve.reranker import Reranker
+from jaxretr.serve.search_content import AnswerHits, part_weights, question_texts, question_vectors, search_options
 from jaxretr.serve.sharing import Kind, SharedSearches
 from jaxretr.serve.threads import Threads
 
 
 class Searching:
-    """Answers searches.
+    """Answers requests to search an index.
 
     Args:
       embedding: the encoders, which make vectors of questions.
@@ -50,7 +50,7 @@ class Searching:
             questions, vectors, cut = await self._questions(request, index, model)
             usage: answers.SearchUsage = {"truncated": cut}
             encoded = time.monotonic()
-            answering = AnswerHits(model.encoder, request)
+            answer_hits = AnswerHits(model.encoder, request)
             kind = Kind(
                 index,
                 depth or request.k,
@@ -58,19 +58,19 @@ class Searching:
                 request.target_recall,
                 model.fingerprint if questions is not None and isinstance(index, LiveIndex) else None,
                 with_documents=bool(request.fields) or depth is not None,
-                with_vectors=answering.has_parts,
+                with_vectors=answer_hits.has_parts,
             )
-            found = await self._found(kind, vectors, search_options(request))
+            findings = await self._find(kind, vectors, search_options(request))
             searched = time.monotonic()
-            results = await self._threads.search(answering.answered, found, vectors)
+            results = await self._threads.search(answer_hits.results, findings, vectors)
             if depth is not None:
-                scores, usage["truncated_pairs"] = await self._scores(questions or [], found)
-                results = answering.reranked(results, scores)
+                scores, usage["truncated_pairs"] = await self._scores(questions or [], findings)
+                results = answer_hits.rerank(results, scores)
             done = time.monotonic()
         self._metrics.searched(name, searched - encoded)
         answer: answers.SearchAnswer = {
             "index": name,
-            "model": found.standing.model or model.name,
+            "model": findings.standing.model or model.name,
             "results": results,
             "took": {
                 "encode_ms": _ms(encoded - began),
@@ -78,21 +78,23 @@ class Searching:
                 "rerank_ms": _ms(done - searched) if depth is not None else 0.0,
                 "total_ms": _ms(done - began),
             },
-            "exact": found.exact,
+            "exact": findings.exact,
             "usage": usage,
         }
-        if found.standing.sequence is not None:
-            answer["sequence"] = found.standing.sequence
+        if findings.standing.sequence is not None:
+            answer["sequence"] = findings.standing.sequence
         return answer
 
-    async def _found(self, kind: Kind, vectors: np.ndarray, options: SearchOptions) -> Findings:
+    async def _find(self, kind: Kind, vectors: np.ndarray, options: SearchOptions) -> Findings:
         """Search for each question, in a pass over the index that other searches may share."""
-        told = {} if kind.model_fingerprint is None else {"model_fingerprint": kind.model_fingerprint}
+        model_option = {} if kind.model_fingerprint is None else {"model_fingerprint": kind.model_fingerprint}
         read = {"with_documents": kind.with_documents, "with_vectors": kind.with_vectors}
 
         async def search(vectors: np.ndarray) -> Findings:
             try:
-                return await self._threads.search(partial(kind.index.find, vectors, kind.k, options, **read, **told))
+                return await self._threads.search(
+                    partial(kind.index.find, vectors, kind.k, options, **read, **model_option)
+                )
             except Invalid as problem:  # An index begins its message with the option that it does not accept.
                 named = re.match(r"\w*", str(problem))
                 problem.param = named[0] if named and named[0] in SearchRequest.model_fields else problem.param
@@ -104,15 +106,15 @@ class Searching:
         self, request: SearchRequest, index: Index, model: Model
     ) -> tuple[list[str] | None, np.ndarray, int]:
         """The texts of a search, None where vectors are given; the vectors to search with; the number of texts cut."""
-        texts, weights = asked_texts(request), asked_weights(model.encoder, request)
+        texts, weights = question_texts(request), part_weights(model.encoder, request)
         if texts is None:
-            return None, asked_vectors(request, index.dim), 0
+            return None, question_vectors(request, index.dim), 0
         if index.dim != model.encoder.dim:
             raise Invalid(
                 f"the index has {index.dim} dimensions, the model {model.encoder.dim}; give vector, not query", "query"
             )
-        found = await self._embedding.embed("question", texts, weights=weights, model=model)
-        return texts, found.vectors, found.cut
+        result = await self._embedding.embed("question", texts, weights=weights, model=model)
+        return texts, result.vectors, result.cut
 
     def _depth(self, request: SearchRequest) -> int | None:
         """Hits of a question that are re-ranked; None: none are."""
@@ -126,10 +128,12 @@ class Searching:
             raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
         return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
 
-    async def _scores(self, questions: list[str], found: Findings) -> tuple[np.ndarray, int]:
+    async def _scores(self, questions: list[str], findings: Findings) -> tuple[np.ndarray, int]:
         """The re-ranker's scores of all hits, float32 [n], and the number of pairs that it cut."""
         assert self._reranker is not None
-        pairs = [(q, found.documents[hit.id]) for q, hits in zip(questions, found.hits, strict=True) for hit in hits]
+        pairs = [
+            (q, findings.documents[hit.id]) for q, hits in zip(questions, findings.hits, strict=True) for hit in hits
+        ]
         if pairs and not any(document.title or document.text for _, document in pairs):
             raise Invalid(
                 "the index has no texts to re-rank; start the service with --corpus, or leave rerank out", "rerank"

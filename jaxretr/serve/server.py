@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.parallel import memory
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Keys
@@ -40,14 +41,14 @@ _FLUSH_SECONDS = 5
 
 
 def check_alone(workers: int | None) -> None:
-    """Refuse several workers.
+    """Refuse to serve with several worker processes.
 
     Raises:
       UsageError: `workers`, or the environment's WEB_CONCURRENCY, asks for more than one.
     """
-    asked = os.environ.get("WEB_CONCURRENCY", "1")
+    concurrency = os.environ.get("WEB_CONCURRENCY", "1")
     what = f"workers={workers}" if workers is not None and workers != 1 else None
-    what = what or (f"WEB_CONCURRENCY={asked}" if asked not in ("", "1") else None)
+    what = what or (f"WEB_CONCURRENCY={concurrency}" if concurrency not in ("", "1") else None)
     if what is not None:
         raise UsageError(
             f"{what}: only one process can serve, since each would load the model and the indexes again, share no batches, "
@@ -152,7 +153,7 @@ class _Door:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Admit no more requests."""
+        """Make the service admit no more requests."""
         if self.service is not None:
             self.service.stop()
 
@@ -195,7 +196,7 @@ class _Door:
                         seconds=round(time.monotonic() - began, 2),
                         url=self._url,
                         indexes=await asyncio.to_thread(service.indexes.sizes),
-                        memory=service.resident(),
+                        memory=memory.resident(),
                     )
                     await self._ending.wait()
             finally:
@@ -209,23 +210,23 @@ class _Door:
     async def _loaded(self) -> Service:
         """Load and start the service in a thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
-        made: asyncio.Future[Service] = loop.create_future()
+        future: asyncio.Future[Service] = loop.create_future()
 
         def tell(what: Callable[[Any], None], value: Any) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended.
-                loop.call_soon_threadsafe(lambda: made.done() or what(value))
+                loop.call_soon_threadsafe(lambda: future.done() or what(value))
 
         def load() -> None:
             try:
                 service = self._load()
                 service.start()
-                tell(made.set_result, service)
+                tell(future.set_result, service)
             except BaseException as error:
-                tell(made.set_exception, error)
+                tell(future.set_exception, error)
 
         self._thread = threading.Thread(target=load, name="load", daemon=True)
         self._thread.start()
-        return await made
+        return await future
 
 
 class _Server(uvicorn.Server):

@@ -91,7 +91,7 @@ class Service:
 
     @property
     def encoder(self) -> BatchEncoder:
-        """The model."""
+        """The encoder of the service's model."""
         return self.embedding.model.encoder
 
     @property
@@ -108,17 +108,13 @@ class Service:
         if self.reranker is not None:
             self.reranker.compile()
         # A first search reads or compiles what it needs, of an index that is empty now as well.
-        some = np.ones((1, self.encoder.dim), np.float32)
-        search_blocks(iter([some]), some, 1)
+        vector = np.ones((1, self.encoder.dim), np.float32)
+        search_blocks(iter([vector]), vector, 1)
         for name in self.indexes.names:
             index = self.indexes.get(name)
             if len(index):
                 index.search(np.ones((1, index.dim), np.float32), 1, SearchOptions())
         self.state = "ok"
-
-    def resident(self) -> int:
-        """Bytes of memory that the process holds."""
-        return memory.resident()
 
     def stop(self) -> None:
         """Make the service answer that it is stopping; accepted requests are finished."""
@@ -149,7 +145,7 @@ class Service:
         prompt: str | None = None,
         weights: Sequence[float] | None = None,
     ) -> Embedded:
-        """Embed texts.
+        """Embed texts with the service's model.
 
         Args:
           side: the side of the model.
@@ -167,7 +163,7 @@ class Service:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     async def search(self, index: str, request: SearchRequest) -> answers.SearchAnswer:
-        """Find documents.
+        """Find the best documents of an index for questions.
 
         Args:
           index: the index's name.
@@ -182,16 +178,16 @@ class Service:
         return await _of_one_model(lambda: self._searching.search(index, request))
 
     async def document(self, index: str, id: str) -> answers.DocumentAnswer:
-        """A document.
+        """Read a document of an index by its id.
 
         Raises:
           NotFound: there is none of this id, or no such index.
         """
         async with self.indexes.used(index) as opened:
-            [found] = await self._threads.search(opened.documents, [id])
-        if found is None:
+            [document] = await self._threads.search(opened.documents, [id])
+        if document is None:
             raise NotFound(f"no document {id[:80]!r} in the index {index!r}", "id")
-        return {"id": found.id, "title": found.title, "text": found.text, "metadata": dict(found.metadata)}
+        return {"id": document.id, "title": document.title, "text": document.text, "metadata": dict(document.metadata)}
 
     async def rerank(self, request: RerankRequest) -> answers.RerankAnswer:
         """Score documents for a question, best first.

@@ -64,39 +64,39 @@ class SharedSearches:
         """
         if len(vectors) > _MOST or options.where or options.deny or options.allow is not None:
             return await search(vectors)
-        found: asyncio.Future[Findings] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Findings] = asyncio.get_running_loop().create_future()
         if kind in self._waiting:
-            self._waiting[kind].append((vectors, found))
+            self._waiting[kind].append((vectors, future))
         else:
-            self._waiting[kind] = [(vectors, found)]
+            self._waiting[kind] = [(vectors, future)]
             task = asyncio.ensure_future(self._pass_after_pass(kind, search))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        return await found
+        return await future
 
     async def _pass_after_pass(self, kind: Kind, search: Search) -> None:
         while waiting := self._waiting[kind]:
-            taken, questions = [], 0
-            while waiting and (not taken or questions + len(waiting[0][0]) <= _MOST):
-                vectors, found = waiting.pop(0)
-                if not found.done():  # Otherwise its client has left.
-                    taken.append((vectors, found))
+            searches, questions = [], 0
+            while waiting and (not searches or questions + len(waiting[0][0]) <= _MOST):
+                vectors, future = waiting.pop(0)
+                if not future.done():  # Otherwise its client has left.
+                    searches.append((vectors, future))
                     questions += len(vectors)
-            if taken:
-                await _answered(taken, search)
+            if searches:
+                await _answered(searches, search)
         del self._waiting[kind]
 
 
-async def _answered(taken: list[tuple[np.ndarray, asyncio.Future[Findings]]], search: Search) -> None:
+async def _answered(searches: list[tuple[np.ndarray, asyncio.Future[Findings]]], search: Search) -> None:
     try:
-        findings = await search(np.concatenate([vectors for vectors, _ in taken]))
+        findings = await search(np.concatenate([vectors for vectors, _ in searches]))
     except Exception as error:
-        for _, found in taken:
-            if not found.done():
-                found.set_exception(error)
+        for _, future in searches:
+            if not future.done():
+                future.set_exception(error)
         return
     start = 0
-    for vectors, found in taken:
-        if not found.done():
-            found.set_result(findings.of(start, start + len(vectors)))
+    for vectors, future in searches:
+        if not future.done():
+            future.set_result(findings.of(start, start + len(vectors)))
         start += len(vectors)

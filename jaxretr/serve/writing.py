@@ -16,7 +16,7 @@ from jaxretr.serve.threads import Threads
 
 
 class Writing:
-    """Answers writes.
+    """Answers requests to write an index.
 
     Args:
       embedding: the encoders, which make vectors of documents.
@@ -44,10 +44,10 @@ class Writing:
                 return await self._written(partial(target.upsert, passages, matrix))
             model = self._embedding.of(index.standing)
             texts = [{"title": each.title, "text": each.text} for each in documents]
-            found = await self._embedding.embed("passage", texts, model=model)
-            told = {"model_fingerprint": model.fingerprint} if isinstance(index, LiveIndex) else {}
-            written = await self._written(partial(target.upsert, passages, found.vectors, **told))
-            return replace(written, truncated=found.cut)
+            result = await self._embedding.embed("passage", texts, model=model)
+            model_option = {"model_fingerprint": model.fingerprint} if isinstance(index, LiveIndex) else {}
+            written = await self._written(partial(target.upsert, passages, result.vectors, **model_option))
+            return replace(written, truncated=result.cut)
 
     async def delete(self, name: str, ids: Sequence[str]) -> Written:
         """Remove documents; see `Service.delete`."""

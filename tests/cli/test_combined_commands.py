@@ -281,7 +281,7 @@ def test_scale_is_sampled_from_the_whole_corpus(monkeypatch: pytest.MonkeyPatch)
     p, q = rng.normal(size=(100, 3)), rng.normal(size=(5, 3))
     blocks = lambda: [p[:30], p[30:90], p[90:]]  # noqa: E731
     rows = np.array([0, 29, 30, 89, 90, 99])
-    np.testing.assert_array_equal(tune._taken(blocks(), rows), p[rows].astype(np.float32))
+    np.testing.assert_array_equal(tune._gathered(blocks(), rows), p[rows].astype(np.float32))
     pairs = list(tune._sampled_scores("concatenate", [q, 2 * q], [blocks, blocks], 100))
     assert len(pairs) == 5 and all(len(one) == 40 for one, _ in pairs)
     for one, other in pairs:

@@ -13,7 +13,7 @@ from memory_index import MemoryIndex
 
 from jaxretr.clients.http import Client
 from jaxretr.clients.local import Local
-from jaxretr.clients.source import Found
+from jaxretr.clients.source import ScoredDocument
 from jaxretr.indexes.index import Document
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UsageError, UserError
@@ -95,8 +95,8 @@ class Fixed:
     def __init__(self, metadata: Mapping[str, Any]):
         self.metadata = metadata
 
-    def search(self, query: Any, **options: Any) -> list[Found]:
-        return [Found("r1", 0.5, "Review", "Good coffee.", self.metadata)]
+    def search(self, query: Any, **options: Any) -> list[ScoredDocument]:
+        return [ScoredDocument("r1", 0.5, "Review", "Good coffee.", self.metadata)]
 
 
 @pytest.mark.parametrize("metadata", [OWN, {}, {"title": "Review", "score": 0.5}], ids=["own", "none", "equal"])

@@ -17,7 +17,7 @@ import pytest
 from running import running
 
 from jaxretr.clients.http import Client, ServiceError
-from jaxretr.clients.source import Found
+from jaxretr.clients.source import ScoredDocument
 from jaxretr.indexes.index import Document
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime import errors
@@ -271,5 +271,5 @@ def test_an_index_without_texts_and_without_a_name(busy: Any) -> None:
     found = {"results": [{"hits": [{"id": "a", "score": 1.0}]}]}
     answers += [(200, {}, {"indexes": [{"name": "only"}]}), (200, {}, found), (200, {}, found)]
     client = Client(url)
-    assert client.search("?") == client.search("?") == [Found("a", 1.0)]  # The name is asked for once.
+    assert client.search("?") == client.search("?") == [ScoredDocument("a", 1.0)]  # The name is asked for once.
     assert not answers

@@ -9,7 +9,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.evaluate.answers import AnswerMatcher, accuracy, first_hits, has_answer
+from jaxretr.evaluate.answers import AnswerMatcher, accuracy, has_answer
 from jaxretr.runtime.errors import UsageError, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the answer")
@@ -161,10 +161,9 @@ def test_invalid_or_empty_regex_matches_nothing_and_warns(pattern):
         assert not has_answer("any ( text *", [pattern], match="regex")
 
 
-def test_first_hits_and_accuracy():
+def test_accuracy():
     answers = [["red"], ["blue", "green"], ["none"], []]
     passages = [["a Red fox", "red"], ["x", "y", "the green"], ["red", "blue"], ["red"]]
-    assert first_hits(answers, passages) == [0, 2, None, None]
     assert accuracy(answers, passages, [1, 2, 3, 100]) == {"acc@1": 0.25, "acc@2": 0.25, "acc@3": 0.5, "acc@100": 0.5}
     assert accuracy([["r.d"]], [["red"]], [1], match="regex") == {"acc@1": 1.0}
 

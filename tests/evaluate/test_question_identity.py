@@ -18,8 +18,9 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.data.run_reading import read_run, write_trec
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import TestSet
 from jaxretr.evaluate.searches import bm25_search, encoder_search
-from jaxretr.evaluate.weight_tuning import Dev
+from jaxretr.evaluate.weight_tuning import hits_needed, values_of
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.reranking import RerankingSet
 from jaxretr.training.runs.whole_corpus import Judged
@@ -223,19 +224,22 @@ def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(
     first = [ids.index(id) for id in ("a1", "a2", "a3", "7")]
     rows = np.array([[row, *(other for other in range(7) if other != row)] for row in first])
     scores = np.tile(np.arange(7, 0, -1, dtype=np.float32), (4, 1))
-    dev = Dev(data.questions, data.corpus, "mrr@3", data.qrels)
-    assert dev.depth() == dev.cut() + 1
+    dev = TestSet(data.questions, data.corpus, data.qrels)
+    assert dev.own_questions and hits_needed(dev, "mrr@3") == 100
     # Behind themselves, a1 finds its relevant passage first and a2 its own third.
-    assert dev.figures(scores, rows, ids) == pytest.approx({"a1": 1.0, "a2": 1 / 3, "a3": 1.0, "7": 1 / 3})
+    assert values_of(dev, "mrr@3", 0.0, scores, rows, ids) == pytest.approx(
+        {"a1": 1.0, "a2": 1 / 3, "a3": 1.0, "7": 1 / 3}
+    )
     answered = [Question(q.id, q.text, ("road tax",)) for q in data.questions[:2]]
-    by_answers = Dev(answered, data.corpus, "acc@1", None)
+    by_answers = TestSet(answered, data.corpus)
     order = np.array([[0, 2], [2, 0]])
-    assert by_answers.figures(scores[:2, :2], order, ids) == {"a1": 0.0, "a2": 1.0}
+    assert hits_needed(by_answers, "acc@1") == 1
+    assert values_of(by_answers, "acc@1", 0.0, scores[:2, :2], order, ids) == {"a1": 0.0, "a2": 1.0}
     # Without texts all count, with one warning.
-    without = Dev(data.questions, None, "mrr@3", data.qrels)
-    assert without.depth() == dev.cut()
-    for _ in range(2):
-        assert without.figures(scores, rows, ids)["a1"] == 1 / 2
+    without = TestSet(data.questions, Corpus([], [], []), data.qrels)
+    assert not without.own_questions
+    for weight in (0.0, 1.0):
+        assert values_of(without, "mrr@3", weight, scores, rows, ids)["a1"] == 1 / 2
     assert ["own id" in record.message for record in caplog.records] == [True]
 
 

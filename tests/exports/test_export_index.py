@@ -457,7 +457,7 @@ def test_ids_that_a_file_of_lines_cannot_hold(encoder: DualEncoder, tmp_path: Pa
 
 def test_bad_stores(encoder: DualEncoder, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_store(tmp_path / "twice", encoder, ["a", "b", "a"], np.ones((3, 16), np.float32))
-    with pytest.raises(UserError, match=r"the id 'a' is at row 0 and at row 2; give every passage an id of its"):
+    with pytest.raises(UserError, match=r"'a' is at rows 0 and 2; ids must differ"):
         source_of(tmp_path / "twice")
     write_store(tmp_path / "nan", encoder, [str(row) for row in range(7)], np.ones((7, 16), np.float32))
     shard = next((tmp_path / "nan").glob("*-00001-of-*"))

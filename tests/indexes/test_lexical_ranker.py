@@ -235,7 +235,7 @@ def test_ids_and_words_of_any_characters(tmp_path: Path):
     assert found.rows.tolist() == [by_id + [-1] * 11] * 3
 
 
-def test_progress_counts_every_search_once(tmp_path: Path):
+def test_progress_counts_every_search_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     passages, questions = _random_set(4, 50)
     noted = []
 
@@ -255,7 +255,8 @@ def test_progress_counts_every_search_once(tmp_path: Path):
         def __exit__(self, kind, error, trace) -> None:
             pass
 
-    _rank(passages, questions, tmp_path / "r", shard_passages=20, query_block=30, progress=Shown)
+    monkeypatch.setattr(lexical_ranker, "Progress", Shown)
+    _rank(passages, questions, tmp_path / "r", shard_passages=20, query_block=30)
     assert noted == [3 * 43, 0, 30, 13, 30, 13, 30, 13]
 
 

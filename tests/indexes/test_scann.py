@@ -15,6 +15,7 @@ from jaxretr.indexes.certified import process as scann_process
 from jaxretr.indexes.certified import worker as scann_worker
 from jaxretr.indexes.certified.build import plan_of
 from jaxretr.indexes.certified.exact_scores import OnePass
+from jaxretr.indexes.certified.scann_engine import ScannEngine
 from jaxretr.indexes.certified.upkeep import verify
 from jaxretr.indexes.recall import recall_bounds, table
 from jaxretr.runtime.errors import UserError
@@ -345,7 +346,7 @@ def test_without_questions_passages_stand_in_and_the_certificate_says_so(caplog:
     assert index.certificate.of == "passages" and "stood in" in table(index.certificate)
     assert "real questions find less" in caplog.text
     # A passage is not its own neighbour.
-    own = index.questions.own[index.questions.tuning :]
+    own = index.questions.own_ids[index.questions.tuning :]
     assert all(name not in names for name, names in zip(own, index.questions.neighbours, strict=True))
 
 
@@ -480,18 +481,18 @@ def test_memory_of_training_is_as_predicted(
     rows: int, dim: int, leaves: int, sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each case is one of the steps that takes the most."""
-    vectors = tmp_path / "vectors.npy"
+    engine, vectors = ScannEngine(), tmp_path / "vectors.npy"
     # The loop is compiled in each run, as in the first one of an installation: reading it would take less.
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     np.save(vectors, np.random.default_rng(0).standard_normal((rows, dim), dtype=np.float32))
-    training = scann_process.train(vectors, tmp_path, leaves=leaves, sample=sample, seed=0)
-    coding = scann_process.encode(vectors, tmp_path, tmp_path, tree=True)
-    assert max(training, coding) == pytest.approx(scann_process.worker_bytes(sample, dim, leaves), rel=0.2)
+    training = engine.train(vectors, tmp_path, leaves=leaves, sample=sample, seed=0)
+    coding = engine.encode(vectors, tmp_path, tmp_path, tree=True)
+    assert max(training, coding) == pytest.approx(engine.training_bytes(sample, dim, leaves), rel=0.2)
 
 
 def test_a_plan_holds_less_than_the_corpus_takes() -> None:
     """Training holds a share of a large corpus; 1.3 times its vectors and codes is allowed."""
     for rows, dim in [(1_000_000, 384), (5_000_000, 768), (20_000_000, 768)]:
         plan = plan_of(rows, dim, None, None)
-        assert scann_process.worker_bytes(plan.train_rows, dim, plan.leaves) < 1.3 * 4.25 * rows * dim
+        assert ScannEngine().training_bytes(plan.train_rows, dim, plan.leaves) < 1.3 * 4.25 * rows * dim
         assert plan.memory() < 1.3 * 4.25 * rows * dim

@@ -8,9 +8,11 @@ import pytest
 from jaxretr.indexes.certified import process as scann_process
 from jaxretr.indexes.certified import worker
 from jaxretr.indexes.certified.codes import codes_of
-from jaxretr.indexes.certified.exact_scores import rescored
+from jaxretr.indexes.certified.exact_scores import Anywhere
 from jaxretr.indexes.certified.instructions import avx2_flag, can_use_avx2, load_scann
 from jaxretr.indexes.certified.learnt import Learnt
+from jaxretr.indexes.certified.rows import Columns, Rows
+from jaxretr.indexes.certified.scann_engine import ScannEngine
 
 PROBLEM = scann_process.scann_problem()
 needs_scann = pytest.mark.skipif(PROBLEM is not None, reason=f"ScaNN: {PROBLEM}")
@@ -25,8 +27,8 @@ def test_scann_computes_with_avx2_and_proposes_the_same(tmp_path: Path) -> None:
     assert flag is not None and flag.value
     vectors = np.random.default_rng(0).standard_normal((2000, 32), dtype=np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
-    scann_process.train(tmp_path / "vectors.npy", tmp_path, leaves=20, sample=2000, seed=0)
-    scann_process.encode(tmp_path / "vectors.npy", tmp_path, tmp_path, tree=True)
+    ScannEngine().train(tmp_path / "vectors.npy", tmp_path, leaves=20, sample=2000, seed=0)
+    ScannEngine().encode(tmp_path / "vectors.npy", tmp_path, tmp_path, tree=True)
     found = []
     try:
         for used in (True, False):
@@ -64,8 +66,8 @@ def test_training_makes_the_files_that_scann_makes(tmp_path: Path) -> None:
     """Above 512 dimensions more than two share a code: ScaNN has its fastest loop for 256 codes."""
     rows = np.random.default_rng(2).standard_normal((1500, 600), dtype=np.float32)
     np.save(tmp_path / "vectors.npy", rows)
-    scann_process.train(tmp_path / "vectors.npy", tmp_path, leaves=5, sample=1500, seed=0)
-    scann_process.encode(tmp_path / "vectors.npy", tmp_path, tmp_path, tree=True)
+    ScannEngine().train(tmp_path / "vectors.npy", tmp_path, leaves=5, sample=1500, seed=0)
+    ScannEngine().encode(tmp_path / "vectors.npy", tmp_path, tmp_path, tree=True)
     learnt = Learnt.read(tmp_path, tree=True)
     assert learnt.centres.shape == (5, 600) and learnt.codebook.shape == (200, 16, 3)
     # The leaves and the codes together are nearer to the rows than the leaves are.
@@ -73,10 +75,8 @@ def test_training_makes_the_files_that_scann_makes(tmp_path: Path) -> None:
     coded = learnt.codebook[np.arange(200), codes].reshape(1500, 600)
     errors = [np.square(rows - near).sum() for near in (0 * rows, learnt.centres[leaves] + coded)]
     assert errors[1] < 0.4 * errors[0]
-    index = scann_process.open_searcher(tmp_path, True)
-    assert all(
-        row in found for row, found in enumerate(index.search_batched(rows[:50], 5, -1, 5, False, 50)[0].tolist())
-    )
+    proposer = ScannEngine().open(tmp_path, True)
+    assert all(row in found for row, found in enumerate(proposer.propose(rows[:50], 5, 5, 1)[0].tolist()))
 
 
 @pytest.mark.parametrize("k", [1, 4, 30])
@@ -92,7 +92,9 @@ def test_candidates_are_ordered_by_their_exact_scores_and_equal_ones_by_row(k: i
     found = np.stack([rng.permutation(40)[:30] for _ in range(6)]).astype(np.uint32)
     approximate = np.where(rng.random((6, 30)) < 0.2, np.nan, 0).astype(np.float32)
     approximate[0] = np.nan
-    scores, rows, counts = rescored(queries, (found, approximate), base, added, slots, k, threads=2)
+    indexed = Rows(Columns(base, None, None), [])
+    indexed.added = Columns(added, None, None)
+    scores, rows, counts = Anywhere(indexed, slots).rescored(queries, (found, approximate), k, threads=2)
     vectors = np.concatenate([base, added])[slots]
     for question in range(6):
         there = [int(row) for row, score in zip(found[question], approximate[question], strict=True) if score == score]

@@ -159,7 +159,7 @@ def test_the_kernel_of_gpus_computes_the_maxima_of_groups(dtype: str, query_dtyp
 def test_a_search_by_the_kernel_is_brute_force(monkeypatch):
     monkeypatch.setattr(accelerators, "TOP", 20)
     n, dim = 1000, 64
-    kind = CUDA._replace(rows=4, fan=2, few=0, kernel=partial(fused_maxima, interpret=True))
+    kind = CUDA._replace(rows=4, fan=2, small_batch=0, kernel=partial(fused_maxima, interpret=True))
     rng = np.random.default_rng(2)
     queries, rows = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((5, dim), (n, dim)))
     allowed = rng.random(n) < 0.7
@@ -193,7 +193,7 @@ def test_accelerators_give_ties_across_groups_blocks_and_levels_to_the_lowest_ro
     rows[[10, 1501, 2047, 4001], 0] = 3, 4, 3, 5
     rows[[9, 1500, 4000]] = 2
     shard = Shard(jnp.asarray(rows), jnp.int32(n))
-    search = jax.jit(partial(pyramid_topk, k=5, block_rows=1024, kind=kind._replace(few=batch - 2)))
+    search = jax.jit(partial(pyramid_topk, k=5, block_rows=1024, kind=kind._replace(small_batch=batch - 2)))
     _, found = search(np.ones((batch, 1), np.float32), shard)
     assert np.asarray(found).tolist() == [[4001, 1501, 10, 2047, 9]] * batch
 

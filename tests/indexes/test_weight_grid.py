@@ -52,7 +52,7 @@ def test_ties_go_to_the_lowest_row_with_every_weight(
     mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     """Several slabs, blocks that overlap, and devices whose rows lie between each other's; with exact scores."""
-    monkeypatch.setattr(weight_grid, "_SLAB_ROWS", 1200)
+    monkeypatch.setattr(weight_grid, "SLAB_ROWS", 1200)
     p = integers(3001, 5), integers(3001, 3, seed=1)
     q = integers(9, 5, seed=2), integers(9, 3, seed=4)
     weights = [0, 0.25, 0.5, 1, 2, math.inf]  # exact in float32
@@ -126,7 +126,7 @@ def test_scores_that_rise_to_the_end_enter_late(mesh1: jax.sharding.Mesh) -> Non
 
 
 def test_only_a_slab_is_on_the_devices_and_one_pass_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_grid, "_SLAB_ROWS", 1024)
+    monkeypatch.setattr(weight_grid, "SLAB_ROWS", 1024)
     placed: list[int] = []
     cut = weight_grid.cut_to_slabs
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxretr.serve.page import page
+from jaxretr.serve.page import PAGE, read_page
 
 ORIGIN = "http://localhost:8"
 """Where the page believes to be; requests never leave the browser."""
@@ -60,7 +60,7 @@ class Routes:
         request = route.request
         path = request.url.removeprefix(ORIGIN)
         if path == "/":
-            content, headers = page()
+            content, headers = read_page(PAGE)
             route.fulfill(status=200, headers=headers, body=content)
             return
         body = json.loads(request.post_data) if request.post_data else None

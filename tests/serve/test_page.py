@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from jaxretr.serve import server
 from jaxretr.serve.logs import RequestLog
-from jaxretr.serve.page import PAGE, answer_page, page
+from jaxretr.serve.page import PAGE, answer_page, read_page
 from jaxretr.serve.settings import Settings
 
 
 def test_the_policy_allows_the_pages_own_scripts_and_nothing_from_elsewhere() -> None:
-    content, headers = page()
+    content, headers = read_page(PAGE)
     assert content == PAGE.read_bytes()
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     for kind in ("script", "style"):
@@ -36,7 +36,7 @@ def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
         sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         return answer_page(PAGE, Request({"type": "http", "headers": sent}))
 
-    content, headers = page()
+    content, headers = read_page(PAGE)
     first = ask()
     assert (first.status_code, first.body) == (200, content) and headers.items() <= dict(first.headers).items()
     again = ask(if_none_match=f'"other", W/{headers["etag"]}')
@@ -49,7 +49,7 @@ def test_a_service_that_starts_sends_the_page_already() -> None:
 
     async def asked() -> None:
         async with client_of(door) as client:
-            assert (await client.get("/")).content == page()[0]
+            assert (await client.get("/")).content == read_page(PAGE)[0]
             assert (await client.get("/v1/indexes")).status_code == 503, "which the page shows, and asks again"
 
     asyncio.run(asked())

@@ -52,7 +52,7 @@ class Scratch(NamedTuple):
       sums: the score so far of every passage, float32 [N]; zeros before and after each question.
       rows: the passages that hold one of the words so far, int32 [N + 1].
       candidates: the passages that may be among the k best, int32 [N + 1].
-      found: scratch of `_add`, int32 [2, N + 1].
+      matches: scratch of `_add`, int32 [2, N + 1].
       totals: the scores so far of `candidates`, float32 [N + 1].
       rest_of_block: see `_bound_rest`, float32 [V - first_common + 1, ceil(N / 64)].
     """
@@ -60,7 +60,7 @@ class Scratch(NamedTuple):
     sums: NDArray[np.float32]
     rows: NDArray[np.int32]
     candidates: NDArray[np.int32]
-    found: NDArray[np.int32]
+    matches: NDArray[np.int32]
     totals: NDArray[np.float32]
     rest_of_block: NDArray[np.float32]
 
@@ -152,9 +152,9 @@ def fill_blocks(starts, rows, scores, first_common, blocks, best_of_block):
             best_of_block[column, row >> 6] = max(best_of_block[column, row >> 6], scores[at])
         before = 0
         for block in range(blocks.shape[1]):
-            here = _bit_count(blocks[column, block])  # pyright: ignore[reportCallIssue]
+            bits = _bit_count(blocks[column, block])  # pyright: ignore[reportCallIssue]
             blocks[column, block] |= np.uint64(before) << np.uint64(32)
-            before += here
+            before += bits
 
 
 @intrinsic
@@ -180,7 +180,7 @@ def _rare_posting(rows, row):
 
 
 @compiled()
-def _add(lists, word, times, candidates, totals, found):
+def _add(lists, word, times, candidates, totals, scratch):
     """Add a word's scores, `times` times, to the totals of candidates.
 
     Args:
@@ -188,38 +188,38 @@ def _add(lists, word, times, candidates, totals, found):
       word, times: the word, and how often the question has it.
       candidates: rows, int32.
       totals: their scores so far, float32.
-      found: scratch, int32 [2, at least as many].
+      scratch: scratch, int32 [2, at least as many].
     """
     start, end = lists.starts[word], lists.starts[word + 1]
-    which, where = found[0], found[1]
-    held = 0
+    which, where = scratch[0], scratch[1]
+    count = 0
     # Two loops, without branches: the first waits for the memory of many candidates at once.
     if word >= lists.first_common:
         blocks = lists.blocks[word - lists.first_common]
         for i in range(len(candidates)):
             row = candidates[i]
             block, bit = blocks[row >> 5], np.uint64(1) << np.uint64(row & 31)
-            which[held] = i
+            which[count] = i
             below = _bit_count(block & (bit - np.uint64(1)))  # pyright: ignore[reportCallIssue]
-            where[held] = np.int64(block >> np.uint64(32)) + below
-            held += (block & bit) != 0
+            where[count] = np.int64(block >> np.uint64(32)) + below
+            count += (block & bit) != 0
     else:
         rows = lists.rows[start:end]
         for i in range(len(candidates)):
             at = _rare_posting(rows, candidates[i])
-            which[held] = i
-            where[held] = at
-            held += at >= 0
+            which[count] = i
+            where[count] = at
+            count += at >= 0
     scores = lists.scores[start:end]
     for _ in range(times):
-        for i in range(held):
+        for i in range(count):
             totals[which[i]] += scores[where[i]]
 
 
 @compiled()
 def _largest_first(values, k):
     """Move the k largest to the front, the k-th to the end of those (Hoare's selection; any order besides)."""
-    left, right, wanted = 0, len(values) - 1, k - 1
+    left, right, place = 0, len(values) - 1, k - 1
     while left < right:
         pivot = values[(left + right) >> 1]
         i, j = left, right
@@ -232,9 +232,9 @@ def _largest_first(values, k):
                 values[i], values[j] = values[j], values[i]
                 i += 1
                 j -= 1
-        if wanted <= j:
+        if place <= j:
             right = j
-        elif wanted >= i:
+        elif place >= i:
             left = i
         else:
             return
@@ -250,24 +250,24 @@ def _kth_best(totals, k, least, room):
       least: a bound that is known already.
       room: scratch, float32, longer than k.
     """
-    held = 0
+    count = 0
     for total in totals:
         if total > least:
-            room[held] = total
-            held += 1
-            if held == len(room):
+            room[count] = total
+            count += 1
+            if count == len(room):
                 # Only what is above the k-th best so far can lift it: few of those to come.
                 _largest_first(room, k)
                 least = room[k - 1]
-                held = k
-    if held < k:
+                count = k
+    if count < k:
         return least
-    _largest_first(room[:held], k)
+    _largest_first(room[:count], k)
     return room[k - 1]
 
 
 @compiled()
-def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, found):
+def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, scratch):
     """Return a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
 
     Args:
@@ -277,21 +277,21 @@ def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, fo
       k: at least 1.
       least: a bound that is known already.
       room: scratch, float32, longer than k + _MORE_LEADERS.
-      found: scratch, int32 [2, any number more than that].
+      scratch: scratch, int32 [2, any number more than that].
     """
     if len(rows) < k:
         return least
     number = min(k + _MORE_LEADERS, len(rows))
     so_far = _kth_best(totals, number, np.float32(0), room)
     leaders, scores = np.empty(number, np.int32), np.empty(number, np.float32)
-    held = 0
+    count = 0
     for i in range(len(rows)):
-        if totals[i] >= so_far and held < number:
-            leaders[held] = rows[i]
-            scores[held] = totals[i]
-            held += 1
+        if totals[i] >= so_far and count < number:
+            leaders[count] = rows[i]
+            scores[count] = totals[i]
+            count += 1
     for i in range(len(distinct)):
-        _add(lists, distinct[i], times[i], leaders, scores, found)
+        _add(lists, distinct[i], times[i], leaders, scores, scratch)
     return _kth_best(scores, k, least, room)
 
 
@@ -320,26 +320,26 @@ def _add_to_all(rows, scores, times, sums, seen_rows, seen):
 def _collect(scratch, seen, least):
     """Make candidates of the seen rows whose sums reach `least`, zero all their sums, and return their number."""
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
-    held = 0
+    count = 0
     for i in range(seen):
         row = rows[i]
-        candidates[held] = row
-        totals[held] = sums[row]
-        held += sums[row] >= least
+        candidates[count] = row
+        totals[count] = sums[row]
+        count += sums[row] >= least
         sums[row] = 0
-    return held
+    return count
 
 
 @compiled()
 def _keep(candidates, totals, least, rest, rest_of_block):
     """Keep the candidates that can reach `least` with the words that are left; return how many."""
-    kept = 0
+    count = 0
     for i in range(len(candidates)):
         row, total = candidates[i], totals[i]
-        candidates[kept] = row
-        totals[kept] = total
-        kept += total + (rest + rest_of_block[row >> 6]) >= least
-    return kept
+        candidates[count] = row
+        totals[count] = total
+        count += total + (rest + rest_of_block[row >> 6]) >= least
+    return count
 
 
 @compiled()
@@ -379,8 +379,8 @@ def _largest(bits):
     largest = np.int32(0)
     for number in bits:
         largest = max(largest, number)
-    found = np.int32(largest)  # Numba takes a view of a name only where it has one definition
-    return found.view(np.float32)
+    bits_of_largest = np.int32(largest)  # Numba takes a view of a name only where it has one definition
+    return bits_of_largest.view(np.float32)
 
 
 @compiled()
@@ -409,15 +409,15 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
         number = _count_words(words[ends[question] : ends[question + 1]], distinct, times)
         if base[question] != 0:
             # The base may swallow small sums, so that ties must be looked for everywhere.
-            held = _score_all(lists, scratch, distinct[:number], times[:number], base[question])
+            count = _score_all(lists, scratch, distinct[:number], times[:number], base[question])
         else:
             common = _bound_rest(lists, distinct, times, number, rest, scratch.rest_of_block)
             # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
             slack = 1 + (length + 2) * 2.4e-7
-            held = _score_best(
+            count = _score_best(
                 lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room
             )
-        _write_best(scratch.candidates[:held], scratch.totals[:held], keys[question])
+        _write_best(scratch.candidates[:count], scratch.totals[:count], keys[question])
 
 
 @compiled()
@@ -442,13 +442,13 @@ def _score_all(lists, scratch, distinct, times, base):
     for i in range(len(distinct)):
         start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
         seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, scratch.rows, seen)
-    held = 0
+    count = 0
     for row in range(len(sums)):
-        candidates[held] = row
-        totals[held] = sums[row] + base
-        held += sums[row] > 0
+        candidates[count] = row
+        totals[count] = sums[row] + base
+        count += sums[row] > 0
         sums[row] = 0
-    return held
+    return count
 
 
 @compiled()
@@ -487,60 +487,60 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
             continue
         if rest[i] < 2 * threshold or (threshold == least and rest[i] < rest[0] - rest[i]):
             # The passages with the rarest words, which came first, are likely to be the best ones.
-            some = min(seen, looked_at)
-            for j in range(some):
+            size = min(seen, looked_at)
+            for j in range(size):
                 totals[j] = sums[rows[j]]
             threshold = _completed_kth_best(
-                lists, distinct[i:], times[i:], rows[:some], totals[:some], k, threshold, room, scratch.found
+                lists, distinct[i:], times[i:], rows[:size], totals[:size], k, threshold, room, scratch.matches
             )
 
     # `candidates` and `totals` [held]: the passages that the remaining words can lift to the threshold.
-    held = _collect(scratch, seen, threshold / slack - rest[i])
+    count = _collect(scratch, seen, threshold / slack - rest[i])
     if i < number:
         threshold = _completed_kth_best(
-            lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found
+            lists, distinct[i:], times[i:], candidates[:count], totals[:count], k, threshold, room, scratch.matches
         )
     # Second part: look each remaining word up in the candidates, of which each step leaves fewer.
     while i < number:
         rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
         of_block = scratch.rest_of_block[number - max(i, common)]
-        held = _keep(candidates[:held], totals[:held], threshold / slack, rare_rest, of_block)
-        _add(lists, distinct[i], times[i], candidates[:held], totals[:held], scratch.found)
-        threshold = _kth_best(totals[:held], k, threshold, room)
+        count = _keep(candidates[:count], totals[:count], threshold / slack, rare_rest, of_block)
+        _add(lists, distinct[i], times[i], candidates[:count], totals[:count], scratch.matches)
+        threshold = _kth_best(totals[:count], k, threshold, room)
         i += 1
-    return held
+    return count
 
 
 @compiled()
 def _write_best(rows, totals, keys):
     """Write the keys of the best passages, descending; 0 behind the last."""
-    found = np.empty(len(rows), np.uint64)
+    packed = np.empty(len(rows), np.uint64)
     for i in range(len(rows)):
-        found[i] = _key(totals[i], rows[i])
+        packed[i] = _key(totals[i], rows[i])
     hits = min(len(keys), len(rows))
-    _largest_first(found, hits)
-    best = found[:hits]
+    _largest_first(packed, hits)
+    best = packed[:hits]
     best.sort()
     keys[:hits] = best[::-1]
     keys[hits:] = 0
 
 
 @compiled()
-def score(lists, base, words, wanted, scores):
-    """Score passages for one question.
+def score(lists, base, words, rows, scores):
+    """Write the BM25 scores of some passages for one question.
 
     Args:
       lists: the postings.
       base: a number that is added to every score in the end.
       words: the question's words, int32, ascending.
-      wanted: rows, int64.
+      rows: rows, int64.
       scores: the result, float32, as many.
     """
-    for i in range(len(wanted)):
+    for i in range(len(rows)):
         total = np.float32(0)
         for word in words:
             start, end = lists.starts[word], lists.starts[word + 1]
-            at = _rare_posting(lists.rows[start:end], wanted[i])
+            at = _rare_posting(lists.rows[start:end], rows[i])
             if at >= 0:
                 total += lists.scores[start + at]
         scores[i] = total + base

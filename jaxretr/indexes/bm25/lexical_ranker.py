@@ -12,11 +12,10 @@ import shutil
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
 
@@ -41,15 +41,6 @@ _PASSAGES_A_SLAB = 20_000
 _IDS_AT_A_TIME = 2_000
 
 _SECONDS_BETWEEN_LINES = 10.0
-
-
-class Progress(Protocol):
-    """The interface of a progress display that is told how much is done; `jaxretr.runtime.progress.Progress` is one."""
-
-    def skip(self, count: int) -> None: ...
-    def advance(self, count: int) -> None: ...
-    def __enter__(self) -> "Progress": ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,6 @@ def rank(
     shard_passages: int = 1_000_000,
     query_block: int = 100_000,
     threads: int = 1,
-    progress: Callable[[int, str, str], Progress] | None = None,
 ) -> Ranked:
     """Find the `depth` best passages of every question.
 
@@ -107,8 +97,6 @@ def rank(
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
-      progress: makes what shows the progress, from how much there is to do, the unit, and what is done with it:
-        `jaxretr.runtime.progress.Progress`. Without it there are only lines in the log.
 
     Raises:
       UsageError: a number below 1.
@@ -140,7 +128,7 @@ def rank(
         ranking.read(passages, shard_passages)
         ranking.order_ids()
         ranking.prepare_questions()
-        ranking.search(threads, progress)
+        ranking.search(threads)
         ranking.finish()
     return ranking.result()
 
@@ -152,11 +140,11 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
             raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         write_json(meta, what, indent=2)
         return
-    there = read_object(meta, f"remove {folder} or give another folder")
+    content = read_object(meta, f"remove {folder} or give another folder")
     for name, value in json.loads(json.dumps(what)).items():
-        if there.get(name) != value:
+        if content.get(name) != value:
             raise UserError(
-                f"{folder}: contains a ranking with another {name} ({there.get(name)} there, {value} here); "
+                f"{folder}: contains a ranking with another {name} ({content.get(name)} there, {value} here); "
                 "give another folder, or remove this one"
             )
 
@@ -301,7 +289,7 @@ class _Ranking:
                 np.savez(file, words=words, ends=ends)
             lines.say(stop)
 
-    def search(self, threads: int, progress: Callable[[int, str, str], Progress] | None) -> None:
+    def search(self, threads: int) -> None:
         """Search every block of questions in every shard, and keep the K best so far."""
         shards, statistics = self._shards(), self._statistics()
         done = {
@@ -311,15 +299,9 @@ class _Ranking:
             for block in range(len(self.blocks))
         }
         _log.info("searching %d questions in %d shards", len(self.queries), len(shards))
-        with (
-            nullcontext()
-            if progress is None
-            else progress(len(self.queries) * len(shards), "question", "ranked") as shown
-        ):
-            if shown is not None:
-                shown.skip(
-                    sum(number * (self.blocks[block][1] - self.blocks[block][0]) for block, number in done.items())
-                )
+        sizes = [stop - start for start, stop in self.blocks]
+        with Progress(len(self.queries) * len(shards), "question", "ranked") as progress:
+            progress.skip(sum(number * sizes[block] for block, number in done.items()))
             for number, shard in enumerate(shards):
                 missing = [block for block in done if done[block] <= number]
                 if not missing:
@@ -328,8 +310,7 @@ class _Ranking:
                 places = np.load(shard / "places.npy").astype(np.int64)
                 for block in missing:
                     self._search_block(block, number, postings, places, threads)
-                    if shown is not None:
-                        shown.advance(self.blocks[block][1] - self.blocks[block][0])
+                    progress.advance(sizes[block])
 
     def _search_block(
         self, block: int, number: int, postings: Postings, places: NDArray[np.int64], threads: int
@@ -405,6 +386,6 @@ def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
     lengths, lines = np.load(shard / "id-lengths.npy"), np.load(shard / "lines.npy")
     with open(shard / "ids.bin", "rb") as file:
         for start in range(0, len(lengths), _IDS_AT_A_TIME):
-            some = slice(start, start + _IDS_AT_A_TIME)
-            for length, line in zip(lengths[some].tolist(), lines[some].tolist(), strict=True):
+            part = slice(start, start + _IDS_AT_A_TIME)
+            for length, line in zip(lengths[part].tolist(), lines[part].tolist(), strict=True):
                 yield file.read(length), line, number

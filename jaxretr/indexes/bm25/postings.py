@@ -65,7 +65,7 @@ class Postings:
     """An inverted index of N passages, the whole corpus or a shard of it."""
 
     def __init__(self, slabs: Callable[[], Iterable[Slab]], statistics: Statistics, settings: Bm25Settings):
-        """Build it.
+        """Build the inverted index of some passages.
 
         Args:
           slabs: gives the passages; called twice.
@@ -77,19 +77,19 @@ class Postings:
         self._kernel = kernel
         order = statistics.order()
         ids = np.argsort(order)  # the id of each word by its number
-        # First pass: `here`, the passages that hold each word, int64 [V], and every passage's length.
-        here = np.zeros(len(order), np.int64)
+        # First pass: `counts`, the passages that hold each word, int64 [V], and every passage's length.
+        counts = np.zeros(len(order), np.int64)
         last_row_of = np.full(len(order), -1, np.int32)
         lengths_of_slabs = [np.empty(0, np.int32)]
         row = 0
         for words, lengths in slabs():
-            kernel.count_holders(words, lengths, row, last_row_of, here)
+            kernel.count_holders(words, lengths, row, last_row_of, counts)
             lengths_of_slabs.append(lengths)
             row += len(lengths)
         # Second pass: the postings [P] as rows and counts, word after word from the rarest on.
         starts = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(here[ids], out=starts[1:])
-        del here
+        np.cumsum(counts[ids], out=starts[1:])
+        del counts
         rows = np.empty(starts[-1], np.int32)
         scores = np.empty(starts[-1], np.float32)
         last_row_of.fill(-1)
@@ -112,14 +112,14 @@ class Postings:
         kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
         # An entry that adds nothing (Robertson's idf is 0 for words of half the passages) is not a posting.
         if len(scores) and scores.min() <= 0:
-            kept = scores > 0
-            starts = np.concatenate([[0], np.cumsum(kept)])[starts]
-            rows, scores = rows[kept], scores[kept]
+            is_posting = scores > 0
+            starts = np.concatenate([[0], np.cumsum(is_posting)])[starts]
+            rows, scores = rows[is_posting], scores[is_posting]
         # `best` [V]: the highest score of each word that has postings left.
         best = np.zeros(len(order), np.float32)
-        held = np.flatnonzero(np.diff(starts))
-        if len(held):
-            best[held] = np.maximum.reduceat(scores, starts[held])
+        occurring_words = np.flatnonzero(np.diff(starts))
+        if len(occurring_words):
+            best[occurring_words] = np.maximum.reduceat(scores, starts[occurring_words])
 
         # Bit maps and bounds of the common words, in blocks of 32 and of 64 passages; see `kernel.Lists`.
         first_common = int(np.searchsorted(holders, statistics.num_passages / _COMMON_SHARE, side="right"))
@@ -163,7 +163,7 @@ class Postings:
                 sums=np.zeros(self.num_passages, np.float32),
                 rows=np.empty(self.num_passages + 1, np.int32),
                 candidates=np.empty(self.num_passages + 1, np.int32),
-                found=np.empty((2, self.num_passages + 1), np.int32),
+                matches=np.empty((2, self.num_passages + 1), np.int32),
                 totals=np.empty(self.num_passages + 1, np.float32),
                 rest_of_block=np.empty((len(best_of_block) + 1, best_of_block.shape[1]), np.float32),
             )
@@ -195,10 +195,10 @@ def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     Lengths below 24 are kept; of what a length has above 24, the first four binary digits are. So lengths below 40 are
     exact, and the error is below an eighth.
     """
-    above = np.maximum(lengths - 24, 0)
-    digits = np.frexp(above.astype(np.float64))[1]  # binary ones
-    dropped = np.maximum(digits - 4, 0)
-    return np.minimum(lengths, 24) + (above >> dropped << dropped)
+    excess = np.maximum(lengths - 24, 0)
+    digits = np.frexp(excess.astype(np.float64))[1]  # binary ones
+    num_dropped = np.maximum(digits - 4, 0)
+    return np.minimum(lengths, 24) + (excess >> num_dropped << num_dropped)
 
 
 def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.uint64]:

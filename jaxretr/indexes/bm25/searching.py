@@ -52,10 +52,10 @@ def search_bm25(
     passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     scores, ids = bm25_searcher(passages, k1=k1, b=b, stemmer=stemmer)(questions, k)
     hits = [
-        Hits(question.id, found, of_question[: len(found)])
-        for question, found, of_question in zip(questions, ids, scores, strict=True)
+        Hits(question.id, hit_ids, of_question[: len(hit_ids)])
+        for question, hit_ids, of_question in zip(questions, ids, scores, strict=True)
     ]
-    if without := [found.question_id for found in hits if not found.ids]:
+    if without := [each.question_id for each in hits if not each.ids]:
         log.warning(
             "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
             len(without),
@@ -88,7 +88,7 @@ def bm25_searcher(
                 texts = [question.text for question in questions[start : start + _BLOCK]]
                 of_block, rows = index.search(texts, k, threads=os.cpu_count() or 1)
                 scores.append(of_block)
-                ids += [[corpus.ids[row] for row in found if row >= 0] for found in rows.tolist()]
+                ids += [[corpus.ids[row] for row in question_rows if row >= 0] for question_rows in rows.tolist()]
                 progress.advance(len(texts))
         return np.concatenate(scores), ids
 

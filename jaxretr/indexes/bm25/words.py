@@ -162,7 +162,7 @@ class Vocabulary:
     """
 
     def __init__(self, stemmer: str | None, words: Iterable[str] = ()):
-        """Make a vocabulary.
+        """Make a vocabulary, empty or of words that are known already.
 
         Args:
           stemmer: "english" or None.
@@ -186,7 +186,7 @@ class Vocabulary:
 
     def ids_of_question(self, text: str) -> list[int]:
         """Return the ids of a question's words that the vocabulary has, repeated ones repeated."""
-        found = []
+        word_ids = []
         for spelling in split_words(text):
             id = self._id_of_spelling.get(spelling)
             if id is None:
@@ -194,8 +194,8 @@ class Vocabulary:
                 if id is None:
                     continue
                 self._remember(spelling, id)
-            found.append(id)
-        return found
+            word_ids.append(id)
+        return word_ids
 
     def _new_id(self, spelling: str) -> int:
         id = self._id_of_spelling.get(spelling)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.config import EngineName
 from jaxretr.data.arrays import write_header
 from jaxretr.indexes.certified.engines import engine_of
-from jaxretr.indexes.certified.rows import held
+from jaxretr.indexes.certified.rows import vectors_in_memory
 from jaxretr.indexes.exact import unique_ids
 from jaxretr.indexes.exact.host_rows import read_rows
 from jaxretr.runtime.errors import UserError
@@ -62,13 +62,13 @@ class Plan:
     def memory(self) -> int:
         """The most memory that making it takes, in bytes: this process's, or that of ScaNN's worker while there is one.
 
-        The vectors stay on disk, but the pages of them that a process has read count as its memory; see `held`.
+        The vectors stay on disk, but the pages of them that a process has read count as its memory; see `vectors_in_memory`.
         """
         fixed = _MEASURING_BYTES + _ROW_BYTES * self.rows
         if self.kind == "exact":
             return 4 * self.rows * self.dim + fixed
         training = engine_of(self.engine).training_bytes(self.train_rows, self.dim, self.leaves)
-        vectors = 4 * self.dim * held(self.rows, self.dim)
+        vectors = 4 * self.dim * vectors_in_memory(self.rows, self.dim)
         return max(training, vectors + int(_CODE_IN_MEMORY * self.rows * self._codes()) + fixed)
 
     def disk(self) -> int:

@@ -25,13 +25,13 @@ def codes_of(rows: NDArray[np.float32], learnt: Learnt) -> tuple[NDArray[np.uint
     codes = np.empty((len(rows), len(learnt.codebook)), np.uint8)
     tokens = np.empty(len(rows), np.int32)
 
-    def part(start: int) -> None:
-        some = slice(start, start + _ROWS)
-        tokens[some] = nearest(rows[some], learnt.centres)
-        _encode(rows[some], learnt.centres, tokens[some], learnt.codebook, learnt.threshold, codes[some])
+    def encode_part(start: int) -> None:
+        part = slice(start, start + _ROWS)
+        tokens[part] = nearest(rows[part], learnt.centres)
+        _encode(rows[part], learnt.centres, tokens[part], learnt.codebook, learnt.threshold, codes[part])
 
     with ThreadPoolExecutor(cpu_threads()) as pool:
-        list(pool.map(part, range(0, len(rows), _ROWS)))
+        list(pool.map(encode_part, range(0, len(rows), _ROWS)))
     return codes, tokens
 
 
@@ -67,26 +67,26 @@ def _encode(rows, centres, tokens, codebook, threshold, codes):
             nearest[g] = squares[g, code[g]]
         if not threshold * threshold < square:  # no threshold, or a row so short that no score reaches it
             continue
-        # `whole`: the part of the row's whole error along the row, with the codes so far.
+        # `projection`: the part of the row's whole error along the row, with the codes so far.
         eta = np.float32((dim - 1) * threshold * threshold / (square - threshold * threshold))
-        whole = np.float32(0)
+        projection = np.float32(0)
         for g in range(groups):
-            whole += along[g, code[g]]
+            projection += along[g, code[g]]
         # Change one group's code at a time, the groups with the largest errors first, while that lowers the loss.
         order = np.argsort(-nearest)
         for _ in range(_ROUNDS):
             changed = False
             for g in order:
                 old = code[g]
-                rest = whole - along[g, old]
+                rest = projection - along[g, old]
                 best, least = old, np.float32(0)
                 for c in range(count):
-                    less = (rest + along[g, c]) ** 2 - whole * whole
+                    less = (rest + along[g, c]) ** 2 - projection * projection
                     cost = (eta - 1) * less + squares[g, c] - squares[g, old]
                     if less <= 0 and cost < least:
                         best, least = c, cost
                 if best != old:
-                    whole = rest + along[g, best]
+                    projection = rest + along[g, best]
                     code[g] = best
                     changed = True
             if not changed:

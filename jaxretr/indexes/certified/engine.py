@@ -28,7 +28,7 @@ class Proposer(Protocol):
         threads: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> Proposed:
-        """Find candidates.
+        """Find candidates for the nearest rows of each question, by their codes.
 
         Args:
           queries: [B, D], finite, at least one.
@@ -42,7 +42,7 @@ class Proposer(Protocol):
 
 
 class Engine(Protocol):
-    """One engine.
+    """An approximate-search library as the certified index uses it: it learns, makes codes, and opens them to search.
 
     Attributes:
       name: its name in facts and options.

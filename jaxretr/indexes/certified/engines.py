@@ -29,8 +29,8 @@ def working_engine(name: EngineName | None = None) -> Engine | None:
     Args:
       name: the only one that will do; by default ScaNN is tried first, then FAISS.
     """
-    some = _ENGINES.values() if name is None else [engine_of(name)]
-    return next((engine for engine in some if engine.problem() is None), None)
+    engines = _ENGINES.values() if name is None else [engine_of(name)]
+    return next((engine for engine in engines if engine.problem() is None), None)
 
 
 def engine_problems() -> str:

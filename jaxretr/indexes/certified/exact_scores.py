@@ -55,10 +55,25 @@ class Anywhere:
         self._rows, self._slots = rows, rows.slots if slots is None else slots
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
-        """Score candidates; see `Reading.rescored`."""
+        """Score candidates, equal scores by row; see `Reading.rescored`."""
+        (candidates, approximate), batch = proposed, len(queries)
         # A plain array: Numba does not know memory maps.
-        base = np.asarray(self._rows.base.vectors)
-        return rescored(queries, proposed, base, self._rows.added.vectors, self._slots, k, threads)
+        base, added = np.asarray(self._rows.base.vectors), self._rows.added.vectors
+        scores = np.full((batch, k), -np.inf, np.float32)
+        rows = np.full((batch, k), -1, np.int64)
+        counts = np.zeros(batch, np.int64)
+
+        def rescore(part: slice) -> None:
+            arrays = queries[part], candidates[part], approximate[part]
+            _rescore_rows(*arrays, base, added, self._slots, scores[part], rows[part], counts[part])
+
+        if threads < 2 or batch < 2 * threads:
+            rescore(slice(0, batch))
+            return scores, rows, counts
+        size = -(-batch // threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(rescore, [slice(start, start + size) for start in range(0, batch, size)]))
+        return scores, rows, counts
 
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
@@ -86,19 +101,19 @@ class OnePass:
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
         """Score candidates; see `Reading.rescored`."""
-        found, approximate = proposed
-        exact = np.full(found.shape, -np.inf, np.float32)
+        candidates, approximate = proposed
+        exact = np.full(candidates.shape, -np.inf, np.float32)
         first = 0
         for block in self._rows.vector_blocks():
             values = np.asarray(block).view()
             values.flags.writeable = False  # one type for the compiled loop
-            score_candidates(queries, found, approximate, values, first, exact)
+            score_candidates(queries, candidates, approximate, values, first, exact)
             first += len(values)
-        best = np.lexsort((found, -exact), axis=-1)[:, :k]
+        best = np.lexsort((candidates, -exact), axis=-1)[:, :k]
         scores = np.full((len(queries), k), -np.inf, np.float32)
         names = np.full((len(queries), k), -1, np.int64)
         scores[:, : best.shape[1]] = np.take_along_axis(exact, best, axis=1)
-        names[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
+        names[:, : best.shape[1]] = np.take_along_axis(candidates, best, axis=1)
         return scores, names, np.minimum((~np.isnan(approximate)).sum(axis=1), k)
 
     def exact(
@@ -111,58 +126,6 @@ class OnePass:
 
 
 # ---- by Numba --------------------------------------------------------------------------------------------------------
-
-
-def rescored(
-    queries: NDArray[np.float32],
-    proposed: Proposed,
-    base: NDArray[np.float32],
-    added: NDArray[np.float32],
-    slots: NDArray[np.int64],
-    k: int,
-    threads: int = 1,
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Score candidates exactly and keep the k best of each question, equal scores by row.
-
-    Args:
-      queries: [B, D].
-      proposed: see `Proposed`.
-      base, added: vectors [M, D] and [A, D].
-      slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
-      k: at most R.
-      threads: threads to divide the questions among.
-
-    Returns:
-      See `Rescored`.
-    """
-    (found, approximate), batch = proposed, len(queries)
-    scores = np.full((batch, k), -np.inf, np.float32)
-    rows = np.full((batch, k), -1, np.int64)
-    counts = np.zeros(batch, np.int64)
-
-    def piece(start: int, stop: int) -> None:
-        each = slice(start, stop)
-        _rescore_rows(
-            queries[each],
-            found[each],
-            approximate[each],
-            base,
-            added,
-            slots,
-            scores[each],
-            rows[each],
-            counts[each],
-        )
-
-    if threads < 2 or batch < 2 * threads:
-        piece(0, batch)
-        return scores, rows, counts
-    size = -(-batch // threads)
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(piece, start, min(start + size, batch)) for start in range(0, batch, size)]:
-            done.result()
-    return scores, rows, counts
-
 
 # Rows that are asked of the memory ahead of the one that is scored: it takes some 30 times as long to come as to be scored.
 _AHEAD = 4
@@ -178,8 +141,8 @@ def _fetch(typingctx, address):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        read, near, data = (ir.Constant(number, value) for value in (0, 3, 1))
-        builder.call(function, [builder.inttoptr(arguments[0], byte), read, near, data])
+        read, locality, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, locality, data])
         return context.get_dummy_value()
 
     return types.void(types.uintp), code
@@ -196,24 +159,24 @@ def _product(query, row):
 
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
+def _rescore_rows(queries, candidates, approximate, base, added, slots, scores, rows, counts):
     dim = queries.shape[1]
     k = scores.shape[1]
-    names = np.empty(found.shape[1], np.int64)
-    places = np.empty(found.shape[1], np.int64)
+    names = np.empty(candidates.shape[1], np.int64)
+    places = np.empty(candidates.shape[1], np.int64)
     first, size = np.uintp(base.ctypes.data), np.uintp(base.itemsize * dim)
     lines = -(-base.itemsize * dim // _CACHE_LINE)
     for b in range(len(queries)):
         # `names` and `places` [n]: the candidates' rows and the slots of their vectors, without the missing ones (NaN).
         n = 0
-        for j in range(found.shape[1]):
+        for j in range(candidates.shape[1]):
             if approximate[b, j] == approximate[b, j]:
-                names[n] = found[b, j]
+                names[n] = candidates[b, j]
                 places[n] = slots[names[n]]
                 n += 1
         # `scores` and `rows` [kept]: the best so far, in their order.
         query = queries[b]
-        kept = 0
+        count = 0
         for j in range(n):
             if j + _AHEAD < n and places[j + _AHEAD] < len(base):
                 start = first + np.uintp(places[j + _AHEAD]) * size
@@ -223,17 +186,17 @@ def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows,
             row = base[slot] if slot < len(base) else added[slot - len(base)]
             total = _product(query, row)
             # Candidates come in about the order of their scores: the place is near the end of the list.
-            place = kept
+            place = count
             while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
                 place -= 1
             if place < k:
-                kept = min(kept + 1, k)
-                for later in range(kept - 1, place, -1):
+                count = min(count + 1, k)
+                for later in range(count - 1, place, -1):
                     scores[b, later] = scores[b, later - 1]
                     rows[b, later] = rows[b, later - 1]
                 scores[b, place] = total
                 rows[b, place] = names[j]
-        counts[b] = kept
+        counts[b] = count
 
 
 @compiled()
@@ -243,11 +206,11 @@ def _before(score, row, other, other_row):
 
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def score_candidates(queries, found, approximate, block, first, exact):
+def score_candidates(queries, candidates, approximate, block, first, exact):
     """Score the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
     last = first + len(block)
     for b in range(len(queries)):
-        for j in range(found.shape[1]):
-            row = found[b, j]
+        for j in range(candidates.shape[1]):
+            row = candidates[b, j]
             if first <= row < last and approximate[b, j] == approximate[b, j]:
                 exact[b, j] = _product(queries[b], block[row - first])

@@ -173,24 +173,24 @@ def _learnt(
         means.train(rows)
         # Spherical k-means gives directions; as long as the rows are along them, the residuals are short.
         centres = means.centroids * np.float32(_nearest(faiss, means.centroids, rows)[0].mean())
-    some = rows[: min(len(rows), _CODEBOOK_ROWS)]
-    _, leaf = _nearest(faiss, centres, some)
+    sample = rows[: min(len(rows), _CODEBOOK_ROWS)]
+    _, leaf = _nearest(faiss, centres, sample)
     quantizer = _quantizer(faiss, dim)
-    quantizer.cp.seed, quantizer.cp.min_points_per_centroid, quantizer.cp.max_points_per_centroid = seed, 1, len(some)
-    quantizer.train(_padded(some - centres[leaf]))
+    quantizer.cp.seed, quantizer.cp.min_points_per_centroid, quantizer.cp.max_points_per_centroid = seed, 1, len(sample)
+    quantizer.train(_padded(sample - centres[leaf]))
     return centres, faiss.vector_to_array(quantizer.centroids).reshape(-1, _VALUES, _DIMENSIONS_A_CODE)
 
 
 def _sample(vectors: Path, count: int, seed: int) -> NDArray[np.float32]:
     """Some rows [count, D], in a random order, without holding the others."""
     n, dim = np.load(vectors, mmap_mode="r").shape
-    chosen = np.random.default_rng(seed).choice(n, count, replace=False)
-    order = np.argsort(chosen)
+    row_numbers = np.random.default_rng(seed).choice(n, count, replace=False)
+    order = np.argsort(row_numbers)
     rows = np.empty((count, dim), np.float32)
     for start in range(0, count, _ROWS_READ):
         places = order[start : start + _ROWS_READ]
         # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
-        rows[places] = np.load(vectors, mmap_mode="r")[chosen[places]]
+        rows[places] = np.load(vectors, mmap_mode="r")[row_numbers[places]]
     return rows
 
 
@@ -200,8 +200,8 @@ def _nearest(
     """Find the highest inner product of each row with a centre, and the number of that centre."""
     flat = faiss.IndexFlatIP(centres.shape[1])
     flat.add(np.ascontiguousarray(centres))
-    products, found = flat.search(np.ascontiguousarray(rows), 1)
-    return products[:, 0], found[:, 0]
+    products, leaves = flat.search(np.ascontiguousarray(rows), 1)
+    return products[:, 0], leaves[:, 0]
 
 
 def _padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -249,8 +249,8 @@ def _index(
     first = 0
     for leaf, end in enumerate(ends):
         if end > first:
-            ids, some = order[first:end], np.ascontiguousarray(codes[order[first:end]])
-            lists.invlists.add_entries(leaf, end - first, faiss.swig_ptr(ids), faiss.swig_ptr(some))
+            ids, leaf_codes = order[first:end], np.ascontiguousarray(codes[order[first:end]])
+            lists.invlists.add_entries(leaf, end - first, faiss.swig_ptr(ids), faiss.swig_ptr(leaf_codes))
         first = end
     lists.ntotal = len(codes)
     return faiss.IndexIVFPQFastScan(lists), flat

@@ -24,7 +24,7 @@ from jaxretr.indexes.certified.layout import Facts
 from jaxretr.indexes.certified.rows import Rows
 from jaxretr.indexes.certified.searcher import Searcher
 from jaxretr.indexes.certified.tuning import FilterSetting, Setting
-from jaxretr.indexes.measuring import Asked
+from jaxretr.indexes.measuring import GroundTruth
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import FilterLine, Recall, certain_recall
 from jaxretr.runtime.parallel import memory
@@ -63,33 +63,33 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """Questions with the same filter.
+    """Questions that are searched with the same filter, and their true neighbours.
 
     Attributes:
       kind: the kind of filter.
       allowed: the rows that pass the filter, bool [N].
-      asked: the questions, with their exact allowed neighbours.
+      truth: the questions, with their exact allowed neighbours.
     """
 
     kind: Kind
     allowed: NDArray[np.bool_]
-    asked: Asked
+    truth: GroundTruth
 
 
 def tuned(index: Measurable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """Add to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
     filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
-    left = [setting for setting in settings if setting.reached]
+    candidates = [setting for setting in settings if setting.reached]
     for share in SHARES:
-        if not left or not _enough(index, share):
+        if not candidates or not _enough(index, share):
             break
         cases = _cases(index, questions, questions.tune, share)
         exact_seconds = _exact_seconds(index, cases)
-        for setting in left:
+        for setting in candidates:
             before = filters[setting.target]
             leaves = before[-1].leaves if before else setting.leaves
             filters[setting.target].append(_fastest(index, setting, share, cases, leaves, exact_seconds))
-        left = [setting for setting in left if filters[setting.target][-1].approximate]
+        candidates = [setting for setting in candidates if filters[setting.target][-1].approximate]
     return tuple(replace(setting, filters=tuple(filters[setting.target])) for setting in settings)
 
 
@@ -98,24 +98,24 @@ def certified(index: Measurable, questions: Questions) -> tuple[FilterLine, ...]
     lines: list[FilterLine] = []
     k = index.facts.k
     for share in SHARES:
-        some = [(setting, setting.with_share(share)) for setting in index.facts.settings]
-        if not _enough(index, share) or not any(setting for _, setting in some):
+        settings = [(setting, setting.with_share(share)) for setting in index.facts.settings]
+        if not _enough(index, share) or not any(setting for _, setting in settings):
             break
         cases = _cases(index, questions, questions.certify, share)
         exact_seconds = _exact_seconds(index, cases)
-        for setting, chosen in some:
-            if chosen is None:
+        for setting, filter_setting in settings:
+            if filter_setting is None:
                 continue
-            found = {kind: Recall.of(values, k) for kind, values in _recalls(index, cases, chosen).items()}
-            seconds = _seconds(index, cases, _search(index, chosen))
+            recalls = {kind: Recall.of(values, k) for kind, values in _recalls(index, cases, filter_setting).items()}
+            seconds = _seconds(index, cases, _search(index, filter_setting))
             lines.append(
                 FilterLine(
                     target=setting.target,
                     share=share,
-                    leaves=chosen.leaves,
+                    leaves=filter_setting.leaves,
                     ms=1000 * seconds,
                     exact_ms=1000 * exact_seconds,
-                    **found,
+                    **recalls,
                 )
             )
     return tuple(line for setting in index.facts.settings for line in lines if line.target == setting.target)
@@ -130,7 +130,7 @@ def _fastest(
     index: Measurable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
 ) -> FilterSetting:
     """The fewest leaves that reach the target for certain with every kind of filter, or exact search if that is faster."""
-    chosen = FilterSetting(
+    fallback = FilterSetting(
         share=share,
         approximate=False,
         leaves=leaves,
@@ -141,19 +141,19 @@ def _fastest(
     )
     while True:
         tried = replace(
-            chosen,
+            fallback,
             approximate=True,
             leaves=leaves,
-            seconds=_seconds(index, cases, _search(index, replace(chosen, leaves=leaves))),
+            seconds=_seconds(index, cases, _search(index, replace(fallback, leaves=leaves))),
         )
         if tried.seconds >= exact_seconds:
-            return chosen
+            return fallback
         recalls = _recalls(index, cases, tried)
         certain = min(certain_recall(values, index.facts.k) for values in recalls.values())
         if certain >= setting.target:
             return replace(tried, certain=certain)
         if leaves >= index.facts.leaves or not leaves:
-            return chosen
+            return fallback
         leaves = min(index.facts.leaves, max(leaves + 1, round(_STEP * leaves)))
 
 
@@ -182,7 +182,7 @@ def _recalls(index: Measurable, cases: Sequence[Case], setting: FilterSetting) -
             how = min(k, int(np.count_nonzero(case.allowed))), case.allowed, setting.leaves, setting.candidates, threads
             return index.searcher.search_allowed(questions, *how, OnePass(index.rows))[1]
 
-        shares.setdefault(case.kind, []).append(case.asked.recalls(search, index.facts.k))
+        shares.setdefault(case.kind, []).append(case.truth.recalls(search, index.facts.k))
         memory.give_back()
     return {kind: np.concatenate(values) for kind, values in shares.items()}
 
@@ -190,7 +190,7 @@ def _recalls(index: Measurable, cases: Sequence[Case], setting: FilterSetting) -
 def _exact_seconds(index: Measurable, cases: Sequence[Case]) -> float:
     """The seconds of a question if every allowed row is scored, measured as `_seconds` does."""
     reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
-    return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
+    return _seconds(index, cases, lambda case, questions: reading.exact(questions, index.facts.k, case.allowed))
 
 
 def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
@@ -199,10 +199,10 @@ def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
     timed = [
         (case, row)
         for case in cases
-        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.asked.vectors)))
+        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.truth.vectors)))
     ]
     best = np.full(len(timed), np.inf)
-    search(cases[0], cases[0].asked.vectors[:1])  # Loops may have to be compiled.
+    search(cases[0], cases[0].truth.vectors[:1])  # Loops may have to be compiled.
     end = time.perf_counter() + _TIMING_SECONDS
     for _ in range(_ROUNDS):
         for number in np.random.default_rng(0).permutation(len(timed)).tolist():
@@ -210,7 +210,7 @@ def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
             began = time.perf_counter()
             if began > end and np.isfinite(best).sum() >= _LEAST_TIMED:
                 break
-            search(case, case.asked.vectors[row : row + 1])
+            search(case, case.truth.vectors[row : row + 1])
             best[number] = min(best[number], time.perf_counter() - began)
     index.rows.release()
     return float(best[np.isfinite(best)].mean())
@@ -222,25 +222,27 @@ def _seconds(index: Measurable, cases: Sequence[Case], search: Search) -> float:
 def _cases(index: Measurable, questions: Questions, part: slice, share: float) -> list[Case]:
     """Questions with filters that let a share of the rows pass, and their exact neighbours."""
     vectors = questions.vectors[part][:_QUESTIONS]
-    own = questions.own_rows(index.rows.row_of(), part)[:_QUESTIONS]
+    own_rows = questions.own_rows(index.rows.row_of(), part)[:_QUESTIONS]
     n = len(index)
     count = int(share * n)
     rng = np.random.default_rng([index.facts.seed, count])
+    # The same random rows are allowed for all questions.
     allowed = np.zeros(n, bool)
     allowed[rng.choice(n, count, replace=False)] = True
-    cases = [_case(index, "random", vectors, own, allowed)]
+    cases = [_case(index, "random", vectors, own_rows, allowed)]
     centres = np.stack([index.rows.vector(int(row)) for row in rng.choice(n, min(_CENTRES, n), replace=False)])
+    # `scores` [N, centres]: the rows nearest to a centre are allowed, for the questions near it and for any.
     scores = np.concatenate([block @ centres.T for block in index.rows.vector_blocks()])
     nearest = (vectors @ centres.T).argmax(axis=1)
-    drawn = rng.integers(len(centres), size=len(vectors))
-    kinds: tuple[tuple[Kind, NDArray[np.int64]], ...] = (("related", nearest), ("unrelated", drawn))
+    random_centres = rng.integers(len(centres), size=len(vectors))
+    kinds: tuple[tuple[Kind, NDArray[np.int64]], ...] = (("related", nearest), ("unrelated", random_centres))
     for number in range(len(centres)):
         allowed = np.zeros(n, bool)
         allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
-        for kind, chosen in kinds:
-            some = np.flatnonzero(chosen == number)
-            if len(some):
-                cases.append(_case(index, kind, vectors[some], own[some], allowed))
+        for kind, centre_of in kinds:
+            of_centre = np.flatnonzero(centre_of == number)
+            if len(of_centre):
+                cases.append(_case(index, kind, vectors[of_centre], own_rows[of_centre], allowed))
     index.rows.release()
     memory.give_back()
     return cases
@@ -250,16 +252,20 @@ def _read(rows: Rows, allowed: NDArray[np.bool_]) -> Iterator[np.ndarray]:
     """The vectors of the allowed rows, [n, D] at a time, without holding what was read before."""
     first = 0
     for block in rows.vector_blocks():
-        if (there := allowed[first : first + len(block)]).any():
-            yield block[there]
+        if (mask := allowed[first : first + len(block)]).any():
+            yield block[mask]
         first += len(block)
 
 
 def _case(
-    index: Measurable, kind: Kind, questions: NDArray[np.float32], own: NDArray[np.int64], allowed: NDArray[np.bool_]
+    index: Measurable,
+    kind: Kind,
+    questions: NDArray[np.float32],
+    own_rows: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
 ) -> Case:
     rows = np.flatnonzero(allowed)
     place = np.full(len(allowed) + 1, -1)  # the last one: of no row
     place[rows] = np.arange(len(rows))
-    asked = question_sets.with_exact(questions, place[own], _read(index.rows, allowed), index.facts.k, len(rows))
-    return Case(kind, allowed, Asked(questions, rows[asked.exact], own))
+    truth = question_sets.with_exact(questions, place[own_rows], _read(index.rows, allowed), index.facts.k, len(rows))
+    return Case(kind, allowed, GroundTruth(questions, rows[truth.exact], own_rows))

@@ -142,7 +142,9 @@ class ScannIndex:
         if plan.kind != "exact":
             engine_of(engine).require()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
-        asked = None if questions is None else question_sets.split(checked_matrix(questions, dim, "questions"), seed)
+        question_set = (
+            None if questions is None else question_sets.split(checked_matrix(questions, dim, "questions"), seed)
+        )
         keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
         folder = Path(keeper.name)
         what = f"{source}: {_article(plan)} index of {n:,} x {dim}"
@@ -165,10 +167,10 @@ class ScannIndex:
             engine=plan.engine,
         )
         rows = Rows.read(folder, n, dim, facts.code_size or None, facts.kind == "tree", names)
-        if asked is None and n > 1:
-            asked = question_sets.stand_ins(rows.ids, rows.vector, seed)
-        index = cls(facts, rows, asked, None, folder, keeper)
-        index.facts = replace(facts, settings=measure.tuned(index, asked, targets))
+        if question_set is None and n > 1:
+            question_set = question_sets.stand_ins(rows.ids, rows.vector, seed)
+        index = cls(facts, rows, question_set, None, folder, keeper)
+        index.facts = replace(facts, settings=measure.tuned(index, question_set, targets))
         index.certify()
         return index
 
@@ -228,7 +230,7 @@ class ScannIndex:
         """
         allowed = Filters(len(self), self.rows.ids).mask(allow, deny)
         scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads, allowed=allowed)
-        return scores, [[self.rows.ids[row] for row in found] for found in rows.tolist()]
+        return scores, [[self.rows.ids[row] for row in question_rows] for question_rows in rows.tolist()]
 
     def search_rows(
         self,
@@ -247,20 +249,24 @@ class ScannIndex:
             where they are many, the engine is asked; the limit was measured for the target, see filtering.py.
         """
         queries = checked_questions(queries, self.facts.dim, k)
-        there = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        if not there:
+        allowed_count = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        if not allowed_count:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        threads, k = threads or cpu_threads(), min(k, there)
-        if allowed is None or there == len(self):
+        threads, k = threads or cpu_threads(), min(k, allowed_count)
+        if allowed is None or allowed_count == len(self):
             if self._exact is not None:
                 return self._exact.search_rows(queries, k)
             setting = self._setting(target_recall)
             return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads)
         # Shares are of whole rows: one row less than a half of an odd number is a half.
-        chosen = None if self._exact is not None else self._setting(target_recall).with_share((there + 1) / len(self))
-        if chosen is None:
+        setting = (
+            None
+            if self._exact is not None
+            else self._setting(target_recall).with_share((allowed_count + 1) / len(self))
+        )
+        if setting is None:
             return self.searcher.exact(queries, k, allowed)
-        return self.searcher.search_allowed(queries, k, allowed, chosen.leaves, chosen.candidates, threads)
+        return self.searcher.search_allowed(queries, k, allowed, setting.leaves, setting.candidates, threads)
 
     def prepare(self) -> None:
         """Read the codes now, and not in the first search."""

@@ -8,7 +8,7 @@ from jaxretr.indexes.checks import check_model
 from jaxretr.indexes.exact import search_blocks
 from jaxretr.indexes.filters import FilterOptions, Filters
 from jaxretr.indexes.index import Opening, SearchOptions
-from jaxretr.indexes.read_only import Found, ReadOnlyIndex
+from jaxretr.indexes.read_only import ReadOnlyIndex, ScoredIds
 from jaxretr.indexes.recall import as_dict
 from jaxretr.runtime.parallel import memory
 
@@ -35,13 +35,13 @@ def as_index(index: ScannIndex, opening: Opening, where: str) -> ReadOnlyIndex:
     names = index.rows.ids
     ids = Filters(len(index), names)
 
-    def search(vectors: np.ndarray, k: int, options: SearchOptions, filters: FilterOptions) -> Found:
+    def search(vectors: np.ndarray, k: int, options: SearchOptions, filters: FilterOptions) -> ScoredIds:
         mask = ids.mask(**filters)
         if options.exact and (mask is None or mask.any()):
             scores, rows = search_blocks(index.rows.vector_blocks(), vectors, k, allowed=mask, source=where)
         else:
             scores, rows = index.search_rows(vectors, k, target_recall=options.target_recall, allowed=mask)
-        return scores, [[names[row] for row in found] for found in rows.tolist()]
+        return scores, [[names[row] for row in question_rows] for question_rows in rows.tolist()]
 
     return ReadOnlyIndex(
         names,

@@ -16,7 +16,7 @@ TREE = "serialized_partitioner.pb"
 
 @dataclass(frozen=True)
 class Learnt:
-    """A tree and a codebook.
+    """The tree and the codebook that ScaNN has learnt from a sample.
 
     Attributes:
       centres: the centres of the leaves, float32 [L, D]; one row of zeros where there is no tree.

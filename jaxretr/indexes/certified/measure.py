@@ -13,7 +13,7 @@ from jaxretr.indexes.certified.exact_scores import Anywhere, OnePass, Reading
 from jaxretr.indexes.certified.filtering import Measurable
 from jaxretr.indexes.certified.layout import Facts
 from jaxretr.indexes.certified.tuning import Setting, tune
-from jaxretr.indexes.measuring import DEPTHS, Asked, Search, measure_recalls
+from jaxretr.indexes.measuring import DEPTHS, GroundTruth, Search, measure_recalls
 from jaxretr.indexes.measuring import certify as certify_settings
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate, Recall
@@ -29,17 +29,17 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
     if index.facts.kind == "exact" or questions is None:
         everything = {"leaves": 0, "candidates": n, "tuning_recall": 1.0, "certain": 1.0, "reached": True}
         return tuple(Setting(target=target, **everything) for target in targets)
-    asked = _asked(index, questions, questions.tune, k)
+    truth = _ground_truth(index, questions, questions.tune, k)
     reading = Anywhere(index.rows, index.rows.slots_of_timing())
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
-        found, approximate = index.searcher.candidates(asked.vectors, leaves, count, cpu_threads())
-        return np.where(np.isnan(approximate), -1, found.astype(np.int64))
+        rows, approximate = index.searcher.candidates(truth.vectors, leaves, count, cpu_threads())
+        return np.where(np.isnan(approximate), -1, rows.astype(np.int64))
 
-    def search(leaves: int, count: int, some: int) -> object:
-        return index.searcher.search(asked.vectors[:some], k, leaves, count, 1, reading)
+    def search(leaves: int, count: int, questions_timed: int) -> object:
+        return index.searcher.search(truth.vectors[:questions_timed], k, leaves, count, 1, reading)
 
-    settings = tune(candidates, search, asked.exact, asked.own, targets=targets, leaves=index.facts.leaves, rows=n)
+    settings = tune(candidates, search, truth.exact, truth.own_rows, targets=targets, leaves=index.facts.leaves, rows=n)
     index.rows.release()
     for setting in settings:
         if not setting.reached:
@@ -51,7 +51,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
                 setting.leaves or "no",
                 setting.candidates,
                 setting.tuning_recall,
-                len(asked.vectors),
+                len(truth.vectors),
                 setting.certain,
             )
     return filtering.tuned(index, questions, settings)
@@ -60,12 +60,12 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
 def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
     """Return the questions with their exact neighbours, and the certificate."""
     n, facts = len(index), index.facts
-    asked = _asked(index, questions, questions.certify, min(max(question_sets.DEPTH, facts.k), n))
+    truth = _ground_truth(index, questions, questions.certify, min(max(question_sets.DEPTH, facts.k), n))
     reading = Anywhere(index.rows, index.rows.slots_of_timing())
     certificate = certify_settings(
         facts.settings,
         lambda setting: _search(index, setting, OnePass(index.rows)),
-        asked,
+        truth,
         facts.k,
         timed=lambda setting: _search(index, setting, reading),
         stand_ins=questions.stand_ins,
@@ -76,7 +76,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
         model=facts.model,
     )
     index.rows.release()
-    return question_sets.with_neighbours(questions, asked.exact, index.rows.ids), certificate
+    return question_sets.with_neighbours(questions, truth.exact, index.rows.ids), certificate
 
 
 def kind_facts(facts: Facts) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def kind_facts(facts: Facts) -> dict[str, Any]:
 
 def recalls_again(index: Measurable, questions: Questions) -> list[tuple[Recall, ...]]:
     """Measure again the recalls of a certificate that is not stale, against the neighbours that the questions note."""
-    asked, depths = questions.as_noted(index.rows.row_of()), (index.facts.k, *DEPTHS)
+    truth, depths = questions.as_noted(index.rows.row_of()), (index.facts.k, *DEPTHS)
     return [
-        measure_recalls(_search(index, setting, OnePass(index.rows)), asked, depths) for setting in index.facts.settings
+        measure_recalls(_search(index, setting, OnePass(index.rows)), truth, depths) for setting in index.facts.settings
     ]
 
 
@@ -104,9 +104,9 @@ def _search(index: Measurable, setting: Setting, reading: Reading) -> Search:
     return search
 
 
-def _asked(index: Measurable, questions: Questions, part: slice, k: int) -> Asked:
+def _ground_truth(index: Measurable, questions: Questions, part: slice, k: int) -> GroundTruth:
     index.rows.release()
-    vectors, own = questions.vectors[part], questions.own_rows(index.rows.row_of(), part)
-    asked = question_sets.with_exact(vectors, own, index.rows.vector_blocks(), k, len(index))
+    vectors, own_rows = questions.vectors[part], questions.own_rows(index.rows.row_of(), part)
+    truth = question_sets.with_exact(vectors, own_rows, index.rows.vector_blocks(), k, len(index))
     memory.give_back()  # what the pass held: measuring is within the memory of a part of the vectors
-    return asked
+    return truth

@@ -1,4 +1,4 @@
-"""ScaNN from this process: whether it works here, its training in a process of its own, and its searcher."""
+"""ScaNN in a process of its own: whether it works here, and the jobs of its worker."""
 
 import functools
 import hashlib
@@ -15,20 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.indexes.certified import worker
-from jaxretr.indexes.certified.instructions import can_use_avx2, load_scann
+from jaxretr.indexes.certified.instructions import can_use_avx2
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.parallel.machine import cpu_name, cpu_threads
+from jaxretr.runtime.parallel.machine import cpu_name
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.runtime.storage.paths import cache_root
 
 log = logging.getLogger(__name__)
-
-# Rows that are hashed at a time.
-BLOCK_ROWS = 4_096
-
-# Memory of the worker besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (also Numba,
-# which compiles the loop where it finds none in its cache: 34 MB more than reading it).
-_TRAINING_BYTES, _CODING_BYTES = 48 << 20, 204 << 20
 
 
 class ScannFailed(Exception):
@@ -60,12 +53,6 @@ def scann_problem() -> str | None:
     return None
 
 
-def require_scann() -> None:
-    """Raise UserError, naming the extra, where ScaNN does not work here."""
-    if problem := scann_problem():
-        raise UserError(f"ScaNN cannot be used here: {problem}; run: pip install 'jaxretr[scann]'")
-
-
 def _verdict(origin: Path) -> Path:
     """The file that notes that this installation works on this processor."""
     try:
@@ -77,55 +64,12 @@ def _verdict(origin: Path) -> Path:
     return cache_root() / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
-def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:
-    """The most memory that the worker holds while it trains on and then hashes rows of D dimensions.
+def peak_of_job(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> int:
+    """Run a job as `run_worker` does; return the most memory that the worker held, in bytes.
 
-    Measured with ScaNN 1.4.2: while it learns the tree, three times the sample (the sample, ScaNN's copy, and that of its
-    leaves), and while it learns the codebook, four times what it learns that from.
+    Raises:
+      UserError: ScaNN failed.
     """
-    row = 4 * dim
-    training = max(int(3.2 * row * train_rows), int(4.3 * row * min(train_rows, worker.CODEBOOK_ROWS)))
-    coding = 4 * row * BLOCK_ROWS + 24 * leaves * dim
-    return max(_TRAINING_BYTES + training, _CODING_BYTES + coding)
-
-
-def train(vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> int:
-    """Train on a sample of vectors.npy and put the tree and the codebook into `out`; return the worker's peak."""
-    job: dict[str, Any] = {"leaves": leaves, "sample": sample, "seed": seed, "threads": cpu_threads()}
-    return _or_user_error("train", vectors=str(vectors), out=str(out), **job)
-
-
-def encode(
-    vectors: Path,
-    model: Path,
-    out: Path,
-    *,
-    tree: bool,
-    advance: Callable[[int], None] = lambda rows: None,
-    codes: str = worker.CODES,
-    tokens: str = worker.TOKENS,
-) -> int:
-    """Write the codes and leaves of vectors.npy's rows, by the tree and the codebook in `model`, into `out`.
-
-    Returns:
-      The most memory that the worker held, in bytes.
-    """
-    job = {"tree": tree, "block": BLOCK_ROWS, "codes": codes, "tokens": tokens}
-    return _or_user_error(
-        "encode", advance, vectors=str(vectors), model=str(model.absolute()), out=str(out.absolute()), **job
-    )
-
-
-def open_searcher(folder: Path, tree: bool) -> Any:
-    """Open ScaNN's searcher over a folder, without ScaNN's own loader, which would unpickle the folder's files."""
-    module = load_scann()
-    try:
-        return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"{folder}: ScaNN cannot read it ({error}); build the index again") from error
-
-
-def _or_user_error(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> int:
     try:
         return run_worker(job, advance, **facts)["peak"]
     except ScannFailed as error:
@@ -135,7 +79,7 @@ def _or_user_error(job: str, advance: Callable[[int], None] = lambda rows: None,
 
 
 def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
-    """Run a job of worker.py.
+    """Run a job of worker.py in a process of its own.
 
     Args:
       job: the job's name.

@@ -23,7 +23,7 @@ _LEAST_HELD = 64 << 20
 
 
 class Columns:
-    """The arrays of some rows.
+    """The vectors, codes and leaves of some rows, an array each.
 
     Attributes:
       vectors: float32 [M, D].
@@ -41,7 +41,7 @@ class Columns:
 
 
 class Rows:
-    """N rows in their order.
+    """The N rows of an index in their order, as they are now: on disk, and added or removed since.
 
     Attributes:
       base: the rows on disk.
@@ -67,11 +67,11 @@ class Rows:
         Raises:
           UserError: one is missing or contains something else.
         """
-        again = "build the index again"
-        vectors = read_array(folder / VECTORS, np.float32, (rows, dim), again)
-        codes = None if code_size is None else read_array(folder / CODES, np.uint8, (rows, code_size), again)
-        tokens = read_array(folder / TOKENS, np.int32, (rows,), again) if tree else None
-        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, again))
+        remedy = "build the index again"
+        vectors = read_array(folder / VECTORS, np.float32, (rows, dim), remedy)
+        codes = None if code_size is None else read_array(folder / CODES, np.uint8, (rows, code_size), remedy)
+        tokens = read_array(folder / TOKENS, np.int32, (rows,), remedy) if tree else None
+        return cls(Columns(vectors, codes, tokens), ids or read_ids(folder / IDS, rows, remedy))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -83,7 +83,7 @@ class Rows:
         return len(self.slots) != base or not np.array_equal(self.slots, np.arange(base))
 
     def row_of(self) -> dict[str, int]:
-        """The row of each id."""
+        """The number of the row of each id."""
         if self._row_of is None:
             self._row_of = {name: row for row, name in enumerate(self.ids)}
         return self._row_of
@@ -112,15 +112,15 @@ class Rows:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove the rows of ids, all of which are there; the others close up."""
         row_of = self.row_of()
-        kept = np.ones(len(self.slots), bool)
-        kept[[row_of[name] for name in ids]] = False
-        self.slots = self.slots[kept]
-        self.ids = [name for name, keep in zip(self.ids, kept.tolist(), strict=True) if keep]
+        mask = np.ones(len(self.slots), bool)
+        mask[[row_of[name] for name in ids]] = False
+        self.slots = self.slots[mask]
+        self.ids = [name for name, keep in zip(self.ids, mask.tolist(), strict=True) if keep]
         self._row_of = None
 
     def vector(self, row: int) -> NDArray[np.float32]:
         """The vector of a row, a copy."""
-        return self._taken(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
+        return self._gathered(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
 
     def vector_blocks(
         self, rows: NDArray[np.int64] | None = None, slots: NDArray[np.int64] | None = None
@@ -137,7 +137,7 @@ class Rows:
         slots = self.slots if slots is None else slots
         size = max(1, _PIECE_BYTES // max(1, self.base.vectors[:1].nbytes))
         for start in range(0, len(rows), size):
-            yield self._taken(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
+            yield self._gathered(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
 
     def slots_of_timing(self, parts: int = 2) -> NDArray[np.int64] | None:
         """The slots from which timed searches read the vectors: all in one part of the file.
@@ -152,8 +152,8 @@ class Rows:
           Slots, int64 [N]; None where all vectors may be held.
         """
         rows, dim = self.base.vectors.shape
-        some = held(rows, dim, parts)
-        return None if some == len(self.base.vectors) else self.slots % some
+        held = vectors_in_memory(rows, dim, parts)
+        return None if held == len(self.base.vectors) else self.slots % held
 
     def release(self) -> None:
         """Give back the pages of the vectors' file that were read; they count as this process's memory."""
@@ -173,11 +173,11 @@ class Rows:
     def _blocks(self, base: np.ndarray, added: np.ndarray) -> Iterator[np.ndarray]:
         size = max(1, _PIECE_BYTES // max(1, base[:1].nbytes))
         for start in range(0, len(self), size):
-            yield self._taken(base, added, self.slots[start : start + size])
+            yield self._gathered(base, added, self.slots[start : start + size])
             _release(base)
 
     @staticmethod
-    def _taken(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
+    def _gathered(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
         if (
             len(slots)
             and slots[-1] < len(base)
@@ -192,7 +192,7 @@ class Rows:
         return out
 
 
-def held(rows: int, dim: int, parts: int = 2) -> int:
+def vectors_in_memory(rows: int, dim: int, parts: int = 2) -> int:
     """The most vectors that measuring holds, whose pages count as this process's memory: a part, if there are many."""
     return max(-(-rows // parts), min(rows, _LEAST_HELD // (4 * dim)))
 

@@ -68,7 +68,7 @@ class Searcher:
           scores float32 [B, k], descending, and rows int64 [B, k].
         """
         reading = reading or Anywhere(self._rows)
-        candidates = self.wanted(k, candidates)
+        candidates = self.candidate_count(k, candidates)
         size = max(len(queries), 1) if reading.at_once else self._batch(candidates, threads)
         parts = [
             self._search_part(queries[start : start + size], k, leaves, candidates, threads, reading)
@@ -78,7 +78,7 @@ class Searcher:
             return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def wanted(self, k: int, candidates: int) -> int:
+    def candidate_count(self, k: int, candidates: int) -> int:
         """The number of candidates that a search for k results scores; `candidates` is that for the index's own k."""
         if k > self._facts.k:
             candidates = max(candidates, _CANDIDATES_A_RESULT * k)
@@ -99,9 +99,9 @@ class Searcher:
             scores[short], rows[short], counts[short] = reading.rescored(queries[short], proposed, k, threads)
         # An engine may give up on a question, such as one of zeros: then every passage is scored.
         for question in np.flatnonzero(counts < k):
-            one, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
+            part, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
             none = np.zeros(everything.shape, np.float32)
-            scores[one], rows[one], _ = reading.rescored(queries[one], (everything, none), k, 1)
+            scores[part], rows[part], _ = reading.rescored(queries[part], (everything, none), k, 1)
         return scores, rows
 
     def search_allowed(
@@ -129,31 +129,31 @@ class Searcher:
         if self._engine is None:
             return self.exact(queries, k, allowed)
         reading = reading or Anywhere(self._rows)
-        n, there = len(self._rows), int(np.count_nonzero(allowed))
-        candidates = min(self.wanted(k, candidates), there)
-        asked_for = min(round(_SPARE * candidates), there)
-        count = asked_for if self._engine.knows_filters else min(n, -(-asked_for * n // there))
+        n, allowed_count = len(self._rows), int(np.count_nonzero(allowed))
+        candidates = min(self.candidate_count(k, candidates), allowed_count)
+        asked_for = min(round(_SPARE * candidates), allowed_count)
+        count = asked_for if self._engine.knows_filters else min(n, -(-asked_for * n // allowed_count))
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        left = np.arange(len(queries))  # the questions that are not answered yet
+        pending = np.arange(len(queries))  # the questions that are not answered yet
         wider = min(_MORE_LEAVES * leaves, self._facts.leaves), min(_MORE_CANDIDATES * count, n)
-        for some_leaves, some_count in ((leaves, count), wider):
+        for leaf_count, batch_count in ((leaves, count), wider):
             # The best rows, or the leaves that were searched, may hold few that are allowed, and better ones be elsewhere.
-            few = []
-            size = self._batch(some_count, threads)
-            for some in (left[start : start + size] for start in range(0, len(left), size)):
-                asked = queries[some]
+            short = []
+            size = self._batch(batch_count, threads)
+            for part in (pending[start : start + size] for start in range(0, len(pending), size)):
+                questions = queries[part]
                 proposer = self._current(self._engine)
-                found, approximate = proposer.propose(asked, some_count, some_leaves, threads, allowed)
-                # `passing` [b, at most some_count]: the candidates that exist and that the filter allows.
-                passing = ~np.isnan(approximate)
-                passing[passing] = allowed[found[passing]]
-                proposed = found, np.where(passing, approximate, np.float32(np.nan))
-                scores[some], rows[some], _ = reading.rescored(asked, proposed, k, threads)
-                few.append(some[np.count_nonzero(passing, axis=1) < candidates])
-            left = np.concatenate([left[:0], *few])
+                candidate_rows, approximate = proposer.propose(questions, batch_count, leaf_count, threads, allowed)
+                # `is_candidate` [b, at most some_count]: the candidates that exist and that the filter allows.
+                is_candidate = ~np.isnan(approximate)
+                is_candidate[is_candidate] = allowed[candidate_rows[is_candidate]]
+                proposed = candidate_rows, np.where(is_candidate, approximate, np.float32(np.nan))
+                scores[part], rows[part], _ = reading.rescored(questions, proposed, k, threads)
+                short.append(part[np.count_nonzero(is_candidate, axis=1) < candidates])
+            pending = np.concatenate([pending[:0], *short])
         # Both attempts proposed too few: score all allowed rows.
-        if len(left):
-            scores[left], rows[left] = reading.exact(queries[left], k, allowed)
+        if len(pending):
+            scores[pending], rows[pending] = reading.exact(queries[pending], k, allowed)
         return scores, rows
 
     def exact(
@@ -196,8 +196,8 @@ class Searcher:
         if self._engine is None:
             return Columns(passages, None, None)
         self.check_not_replaced()
-        with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as scratch:
+            folder = Path(scratch)
             np.save(folder / VECTORS, passages)
             self._engine.encode(folder / VECTORS, self.folder, folder, tree=self._facts.tree)
             tokens = np.load(folder / worker.TOKENS) if self._facts.tree else None
@@ -218,5 +218,5 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns

@@ -65,8 +65,8 @@ class Setting(Target):
 
     def with_share(self, share: float) -> FilterSetting | None:
         """The setting for a filter that allows a share of the rows; None: score every allowed row."""
-        found = next((each for each in self.filters if each.share <= share), None)
-        return found if found is not None and found.approximate else None
+        setting = next((each for each in self.filters if each.share <= share), None)
+        return setting if setting is not None and setting.approximate else None
 
 
 # (leaves, candidates) -> candidate rows of the tuning questions, best first, -1 for none, [T, candidates].
@@ -79,7 +79,7 @@ def tune(
     candidates: Candidates,
     search: Search,
     exact: NDArray[np.int64],
-    own: NDArray[np.int64],
+    own_rows: NDArray[np.int64],
     *,
     targets: Sequence[float],
     leaves: int,
@@ -94,7 +94,7 @@ def tune(
     Args:
       candidates, search: the index, see above.
       exact: the exact neighbours of the tuning questions [T, k].
-      own: for each question the row that it is itself, which does not count, or -1, [T].
+      own_rows: for each question the row that it is itself, which does not count, or -1, [T].
       targets: recalls@k.
       leaves: leaves of the tree; 1 where there is none.
       rows: N.
@@ -106,41 +106,42 @@ def tune(
     """
     k = exact.shape[1]
     most = min(rows, max(_MOST_CANDIDATES, _MOST_PER_K * k))
-    counts = ladder(min(k + int((own >= 0).any()), rows), most)
+    counts = ladder(min(k + int((own_rows >= 0).any()), rows), most)
     # (leaves, candidates) -> recall and its bound.
     measured: dict[tuple[int, int], tuple[float, float]] = {}
 
-    def measure(some: int) -> None:
-        places = _places(candidates(some, most), exact, own)
+    def measure(leaf_count: int) -> None:
+        places = _places(candidates(leaf_count, most), exact)
         for count in counts:
             recalls = (places < count).mean(axis=1)
-            measured[some, count] = float(recalls.mean()), certain_recall(recalls, k)
+            measured[leaf_count, count] = float(recalls.mean()), certain_recall(recalls, k)
 
-    beyond = 0
-    for some in ladder(1, leaves) if leaves > 1 else [0]:
-        measure(some)
+    extra_rungs = 0
+    for leaf_count in ladder(1, leaves) if leaves > 1 else [0]:
+        measure(leaf_count)
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
-        beyond += measured[some, counts[-1]][1] >= max(targets)
-        if beyond > 3:
+        extra_rungs += measured[leaf_count, counts[-1]][1] >= max(targets)
+        if extra_rungs > 3:
             break
     settings = _fastest(measured, search, targets, len(exact), clock)
-    rungs, chosen = sorted({some for some, _ in measured}), {setting.leaves for setting in settings}
-    steps = [step for step in itertools.pairwise(rungs) if not chosen.isdisjoint(step)]
+    rungs, fastest = sorted({leaf_count for leaf_count, _ in measured}), {setting.leaves for setting in settings}
+    steps = [step for step in itertools.pairwise(rungs) if not fastest.isdisjoint(step)]
     between = {low + (high - low) * part // _PARTS for low, high in steps for part in range(1, _PARTS)} - set(rungs)
-    for some in sorted(between):
-        measure(some)
+    for leaf_count in sorted(between):
+        measure(leaf_count)
     return _fastest(measured, search, targets, len(exact), clock) if between else settings
 
 
-def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+def _places(candidates: NDArray[np.int64], exact: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rank of each exact neighbour among the candidates, [T, k]; a missing one ranks after all of them."""
     never = np.iinfo(np.int64).max
     places = np.full(exact.shape, never)
-    for question, (row, wanted) in enumerate(zip(found, exact, strict=True)):
+    for question, (row, neighbours) in enumerate(zip(candidates, exact, strict=True)):
+        # Look the neighbours up in the sorted candidates; `order` leads back to a candidate's rank.
         order = np.argsort(row, kind="stable")
-        at = np.minimum(np.searchsorted(row, wanted, sorter=order), len(row) - 1)
-        there = row[order[at]] == wanted
-        places[question, there] = order[at[there]]
+        at = np.minimum(np.searchsorted(row, neighbours, sorter=order), len(row) - 1)
+        is_candidate = row[order[at]] == neighbours
+        places[question, is_candidate] = order[at[is_candidate]]
     return places
 
 

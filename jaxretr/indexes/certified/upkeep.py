@@ -33,7 +33,7 @@ _SCORE_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Updated:
-    """The outcome of an update.
+    """The outcome of `update`: what changed in a saved index, and its new certificate.
 
     Attributes:
       folder: the index.
@@ -94,11 +94,11 @@ def update(
         index.certify()
     index.save(folder)
     for line in () if index.certificate is None else index.certificate.lines:
-        found = line.recalls[0]
-        if found.recall < line.target:
-            log.warning("recall@%d is %.4f, below %g: rebalance the index", found.k, found.recall, line.target)
+        recall = line.recalls[0]
+        if recall.recall < line.target:
+            log.warning("recall@%d is %.4f, below %g: rebalance the index", recall.k, recall.recall, line.target)
     for line in () if index.certificate is None else index.certificate.filters or ():
-        least = min(found.recall for found in line.recalls)
+        least = min(recall.recall for recall in line.recalls)
         if least < line.target:
             log.warning(
                 "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
@@ -151,16 +151,16 @@ def verify(folder: str | Path) -> str:
         return f"{intact}; there is no certificate"
     if certificate.stale:
         return f"{intact}; the certificate is stale: run `jaxretr update {folder}` to measure again"
-    found = measure.recalls_again(index, questions)
+    new_recalls = measure.recalls_again(index, questions)
     pairs = [
         (f"target {line.target:g}", old, new)
-        for line, recalls in zip(certificate.lines, found, strict=True)
+        for line, recalls in zip(certificate.lines, new_recalls, strict=True)
         for old, new in zip(line.recalls, recalls, strict=True)
     ]
     pairs += [
         (f"target {line.target:g}, {line.share:.1%} allowed", old, new)
-        for line, again in zip(certificate.filters or (), filtering.certified(index, questions), strict=True)
-        for old, new in zip(line.recalls, again.recalls, strict=True)
+        for line, new_line in zip(certificate.filters or (), filtering.certified(index, questions), strict=True)
+        for old, new in zip(line.recalls, new_line.recalls, strict=True)
     ]
     problems = _changed_neighbours(index, questions) + [
         f"{what}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
@@ -171,7 +171,7 @@ def verify(folder: str | Path) -> str:
         raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")
     recalls = ", ".join(
         f"{recalls[0].recall:.4f} @{recalls[0].k} for {line.target:g}"
-        for line, recalls in zip(certificate.lines, found, strict=True)
+        for line, recalls in zip(certificate.lines, new_recalls, strict=True)
     )
     return f"{intact}; recall on {certificate.questions} questions as certified ({recalls})"
 
@@ -181,10 +181,13 @@ def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
     noted = questions.certifying(_GOLDEN).as_noted(index.rows.row_of())
     if (noted.exact < 0).any():
         return ["a noted neighbour is not among the ids"]
-    found = with_exact(noted.vectors, noted.own, index.rows.vector_blocks(), DEPTHS[0], len(index))
-    for vector, rows, there in zip(noted.vectors, noted.exact, found.exact, strict=True):
+    truth = with_exact(noted.vectors, noted.own_rows, index.rows.vector_blocks(), DEPTHS[0], len(index))
+    for vector, rows, new_rows in zip(noted.vectors, noted.exact, truth.exact, strict=True):
         # Scores and not ids: equal scores, up to rounding, have no order.
-        old, new = ([float(index.rows.vector(row) @ vector) for row in some] for some in (rows[: len(there)], there))
+        old, new = (
+            [float(index.rows.vector(row) @ vector) for row in neighbours]
+            for neighbours in (rows[: len(new_rows)], new_rows)
+        )
         if not np.allclose(old, new, rtol=_SCORE_TOLERANCE, atol=_SCORE_TOLERANCE * np.abs(new).max()):
             return ["the exact neighbours of a question are not those that were noted"]
     return []

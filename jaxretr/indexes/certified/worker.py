@@ -76,7 +76,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
 
     ScaNN would learn both at once; but when it saves that, it writes the codebook out once for each leaf.
     """
-    rows = _drawn(vectors, sample, seed)
+    rows = _sample_rows(vectors, sample, seed)
     dim = rows.shape[1]
     length = float(np.sqrt(np.mean(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))))
     tree = {
@@ -91,14 +91,14 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
         "anisotropic_quantization_threshold": length * score_threshold(dim),
         "training_sample_size": sample,
     }
-    wanted = _builder(rows[:1]).score_ah(**codes) if leaves < 2 else _builder(rows[:1]).tree(**tree).score_ah(**codes)
-    (Path(out) / CONFIG).write_bytes(_config(wanted.create_config()))
+    builder = _builder(rows[:1]).score_ah(**codes) if leaves < 2 else _builder(rows[:1]).tree(**tree).score_ah(**codes)
+    (Path(out) / CONFIG).write_bytes(_config(builder.create_config()))
     if leaves > 1:
         _build(_builder(rows).tree(**tree).score_brute_force(), threads, TREE, out)
         centres = leaf_centres(Path(out))
         for start in range(0, sample, _ROWS_READ):
-            some = rows[start : start + _ROWS_READ]
-            some -= centres[nearest(some, centres)]
+            part = rows[start : start + _ROWS_READ]
+            part -= centres[nearest(part, centres)]
     # 16 centres of a few dimensions need fewer rows than the leaves do.
     _build(_builder(rows[:: -(-sample // CODEBOOK_ROWS)]).score_ah(**codes), threads, CODEBOOK, out)
     return {}
@@ -108,14 +108,14 @@ def _rows_of(vectors: str) -> int:
     return len(np.load(vectors, mmap_mode="r"))
 
 
-def _drawn(vectors: str, sample: int, seed: int) -> np.ndarray:
+def _sample_rows(vectors: str, sample: int, seed: int) -> np.ndarray:
     """Draw rows of a file of vectors, float32 [sample, D]."""
     n = _rows_of(vectors)
-    drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
+    row_numbers = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
     rows = np.empty((sample, np.load(vectors, mmap_mode="r").shape[1]), np.float32)
     for start in range(0, sample, _ROWS_READ):
         # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
-        rows[start : start + _ROWS_READ] = np.load(vectors, mmap_mode="r")[drawn[start : start + _ROWS_READ]]
+        rows[start : start + _ROWS_READ] = np.load(vectors, mmap_mode="r")[row_numbers[start : start + _ROWS_READ]]
     return rows
 
 
@@ -126,9 +126,9 @@ def _builder(rows: np.ndarray) -> Any:
 def _build(builder: Any, threads: int, name: str, out: str) -> None:
     """Build what a builder describes, and keep one of its files."""
     searcher = builder.set_n_training_threads(threads).build()
-    with tempfile.TemporaryDirectory(dir=out) as made:
-        searcher.serialize(made, relative_path=True)
-        os.replace(Path(made) / name, Path(out) / name)
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        searcher.serialize(scratch, relative_path=True)
+        os.replace(Path(scratch) / name, Path(out) / name)
 
 
 def _config(text: str) -> bytes:
@@ -139,22 +139,22 @@ def _config(text: str) -> bytes:
     return text_format.Parse(text, config).SerializeToString()
 
 
-def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
+def encode(vectors: str, model: str, out: str, tree: bool, block: int) -> dict[str, Any]:
     """Make the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
     from jaxretr.indexes.certified.codes import codes_of  # Numba takes more memory than training a small index
 
     n = _rows_of(vectors)
     learnt = Learnt.read(Path(model), tree)
-    with open(Path(out) / codes, "wb") as codes_file, open(Path(out) / tokens, "wb") as tokens_file:
+    with open(Path(out) / CODES, "wb") as codes_file, open(Path(out) / TOKENS, "wb") as tokens_file:
         for start in range(0, n, block):
             # Opened again for each block: closing the file gives its pages back.
             rows = np.array(np.load(vectors, mmap_mode="r")[start : start + block])
-            made, leaf = codes_of(rows, learnt)
-            _append(codes_file, made, start, n)
+            codes, leaf = codes_of(rows, learnt)
+            _append(codes_file, codes, start, n)
             _append(tokens_file, leaf, start, n)
             print(json.dumps({"done": min(start + block, n)}), flush=True)
     if not tree:
-        os.unlink(Path(out) / tokens)
+        os.unlink(Path(out) / TOKENS)
     return {}
 
 
@@ -174,10 +174,10 @@ def self_test() -> dict[str, Any]:
         path = str(Path(out) / "vectors.npy")
         np.save(path, vectors)
         train(path, out, 4, 256, 0, 1)
-        encode(path, out, out, True, 100, CODES, TOKENS)
+        encode(path, out, out, True, 100)
         searcher = load_scann().scann_pybind.ScannNumpy(out, assets(index_files(True)))
-        found, _ = searcher.search_batched(vectors[:8], 20, -1, 4, False, 0)
-    if not all(row in candidates for row, candidates in enumerate(found.tolist())):
+        proposals, _ = searcher.search_batched(vectors[:8], 20, -1, 4, False, 0)
+    if not all(row in candidates for row, candidates in enumerate(proposals.tolist())):
         raise RuntimeError("a tiny index does not find its own vectors")
     return {}
 

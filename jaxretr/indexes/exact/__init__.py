@@ -140,7 +140,7 @@ class ExactIndex:
 
     @property
     def ids(self) -> list[str]:
-        """The N ids."""
+        """The ids of the N passages, in the order of rows."""
         return [str(row) for row in range(len(self))] if self._ids is None else self._ids
 
     @property
@@ -181,7 +181,7 @@ class ExactIndex:
         """
         scores, rows = self.search_rows(queries, k, allow=allow, deny=deny, where=where)
         name = str if self._ids is None else self._ids.__getitem__
-        return scores, [[name(row) for row in found] for found in rows.tolist()]
+        return scores, [[name(row) for row in question_rows] for question_rows in rows.tolist()]
 
     def search_rows(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
@@ -202,8 +202,8 @@ class ExactIndex:
         """Search like `search_rows`, and tell which results are proven exact, bool [B]: all without a first pass."""
         queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(**filters)
-        there = len(self) if mask is None else int(np.count_nonzero(mask))
-        k = min(_positive("k", k), there)
+        allowed_count = len(self) if mask is None else int(np.count_nonzero(mask))
+        k = min(_positive("k", k), allowed_count)
         if not k:
             return (
                 np.empty((len(queries), 0), np.float32),
@@ -211,7 +211,7 @@ class ExactIndex:
                 np.ones(len(queries), bool),
             )
         if self._rounded is not None:
-            return self._two_passes(self._rounded, queries, k, mask, rounding.candidates(k, there))
+            return self._two_passes(self._rounded, queries, k, mask, rounding.candidates(k, allowed_count))
         return *self._one_pass(queries, k, mask), np.ones(len(queries), bool)
 
     def _one_pass(self, queries: np.ndarray, k: int, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -231,11 +231,11 @@ class ExactIndex:
         query_dtype = rounded.query_dtype(self._mesh)
         exact, exponents = scaled_questions(queries)
         slabs = [Slab(rounded.rows, len(self), self._put_mask(mask), rounded.scales)]
-        first, found = search_slabs(self._mesh, slabs, exact.astype(np.float32), count, self._block_rows, query_dtype)
-        scores, rows = rounding.rescore(self._host, exact, found, k, self._dtype)
-        there = len(self) if mask is None else np.count_nonzero(mask)
+        first, rows = search_slabs(self._mesh, slabs, exact.astype(np.float32), count, self._block_rows, query_dtype)
+        scores, rows = rounding.rescore(self._host, exact, rows, k, self._dtype)
+        allowed_count = len(self) if mask is None else np.count_nonzero(mask)
         proven = scores[:, -1] > first[:, -1] + rounded.slack(exact, query_dtype)
-        return unscaled(scores, exponents), rows, proven | (count == there)
+        return unscaled(scores, exponents), rows, proven | (count == allowed_count)
 
     def first_pass_recall(self, queries: np.ndarray | jax.Array, k: int = 10) -> float:
         """Measure what a first pass loses: the mean share of its results that belong to the true top k.
@@ -250,10 +250,10 @@ class ExactIndex:
         if self._rounded is None:
             return 1.0
         queries = checked_matrix(queries, self.dim)
-        found, _ = self.search_rows(queries, k)
-        true, _ = self._one_pass(queries, found.shape[1], None)
-        lowest = true[:, -1:] - 2.0**-21 * np.abs(true).max(axis=1, keepdims=True)
-        return float((found >= lowest).mean()) if found.size else 1.0
+        scores, _ = self.search_rows(queries, k)
+        true_scores, _ = self._one_pass(queries, scores.shape[1], None)
+        lowest = true_scores[:, -1:] - 2.0**-21 * np.abs(true_scores).max(axis=1, keepdims=True)
+        return float((scores >= lowest).mean()) if scores.size else 1.0
 
     def _put_mask(self, mask: np.ndarray | None) -> jax.Array | None:
         if mask is None:
@@ -352,8 +352,8 @@ def search_blocks(
     k = _positive("k", k)
     slabs = cut_to_slabs(mesh, blocks, storage, source, dim=queries.shape[1], allowed=allowed)
     scores, rows = search_slabs(mesh, slabs, queries, k, _positive("block_rows", block_rows))
-    there = scores.shape[1] if allowed is None else min(scores.shape[1], int(np.count_nonzero(allowed)))
-    return scores[:, :there], rows[:, :there]
+    hit_count = scores.shape[1] if allowed is None else min(scores.shape[1], int(np.count_nonzero(allowed)))
+    return scores[:, :hit_count], rows[:, :hit_count]
 
 
 def _storage_dtype(name: str) -> np.dtype:

@@ -139,20 +139,20 @@ def round_rows(mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[
     return FirstPass(rows, put_scales, float(error), float(longest))
 
 
-def candidates(k: int, there: int) -> int:
-    """The number of candidates of the first pass for k results, where `there` rows may be found."""
-    return min(there, max(_CANDIDATES * k, k + 60))
+def candidates(k: int, allowed_count: int) -> int:
+    """The number of candidates of the first pass for k results, where `allowed_count` rows may be found."""
+    return min(allowed_count, max(_CANDIDATES * k, k + 60))
 
 
 def rescore(
-    rows: np.ndarray, queries: np.ndarray, found: np.ndarray, k: int, dtype: np.dtype
+    rows: np.ndarray, queries: np.ndarray, candidate_rows: np.ndarray, k: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Score candidates again.
+    """Score the candidates of a first pass with the unrounded rows, and keep the best.
 
     Args:
       rows: the unrounded rows [N, D] on the host, or a memory map of them.
       queries: scaled questions float64 [B, D].
-      found: row numbers int64 [B, c].
+      candidate_rows: row numbers int64 [B, c].
       k: results per question, at most c.
       dtype: the index's; the rows count as rounded to it.
 
@@ -160,8 +160,8 @@ def rescore(
       scores float64 [B, k], descending, ties by row, and their rows int64 [B, k].
     """
     scores, best = np.empty((len(queries), k)), np.empty((len(queries), k), np.int64)
-    values = np.empty(found.shape[1])
-    for number, (query, candidate) in enumerate(zip(queries, found, strict=True)):
+    values = np.empty(candidate_rows.shape[1])
+    for number, (query, candidate) in enumerate(zip(queries, candidate_rows, strict=True)):
         candidate = np.sort(candidate)  # A memory map is read in the order of the file, and ties are in that of rows.
         at = 0
         for part in _gathered(rows, candidate, dtype):
@@ -172,7 +172,7 @@ def rescore(
     return scores, best
 
 
-def _gathered(rows: np.ndarray, wanted: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _gathered(rows: np.ndarray, numbers: np.ndarray, dtype: np.dtype) -> Iterator[np.ndarray]:
     step = max(1, PIECE_BYTES // (rows.shape[1] * 4))
-    for start in range(0, len(wanted), step):
-        yield gather(rows, wanted[start : start + step]).astype(dtype).astype(np.float32)
+    for start in range(0, len(numbers), step):
+        yield gather(rows, numbers[start : start + step]).astype(dtype).astype(np.float32)

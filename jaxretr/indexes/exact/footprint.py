@@ -10,9 +10,7 @@ from jaxretr.indexes.exact.host_rows import PIECE_BYTES
 from jaxretr.indexes.exact.host_search import working_bytes
 from jaxretr.indexes.exact.slabs import QUERY_BUCKETS
 from jaxretr.indexes.topk import BLOCK_ROWS
-from jaxretr.indexes.topk.accelerators import GPU, TPU, Layout, can_narrow
-from jaxretr.indexes.topk.grouped import COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
-from jaxretr.runtime.parallel.mesh import DATA, padded_rows
+from jaxretr.indexes.topk.accelerators import GPU, TPU, Kind, Layout, can_narrow
 
 # Compiling the programs of a search and holding them, measured on a CPU: 10 to 25 MB.
 _PROGRAMS = 20 * 2**20
@@ -53,7 +51,6 @@ def estimate(
     first_pass: str | None = None,
     ids: bool = True,
     slab_rows: int | None = None,
-    mesh: jax.sharding.Mesh | None = None,
 ) -> Footprint:
     """Predict the memory that building and searching an `ExactIndex` of a memory map, or searching blocks, takes.
 
@@ -64,50 +61,35 @@ def estimate(
       dtype, first_pass: the index's settings.
       ids: whether the rows have ids.
       slab_rows: rows of a block of a streamed search; None: all rows are resident.
-      mesh: the devices; all local devices by default.
     """
-    devices = mesh.shape[DATA] if mesh is not None else jax.local_device_count()
-    platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
-    unit = np.lcm(padded_rows(1, mesh) if mesh is not None else 1024, devices)
-    held = -(-min(rows, slab_rows or rows) // unit) * unit
+    devices, platform = jax.local_device_count(), jax.default_backend()
+    unit = np.lcm(1024, devices)
+    resident_rows = -(-min(rows, slab_rows or rows) // unit) * unit
     stored = bytes_a_row(dim, first_pass or dtype)
     slabs = 1 if slab_rows is None or slab_rows >= rows else 2
-    found = 4 * k + 60 if first_pass else k
+    candidates = 4 * k + 60 if first_pass else k
     batch = next((size for size in QUERY_BUCKETS if size >= questions), QUERY_BUCKETS[-1])
-    asked = min(questions, QUERY_BUCKETS[-1])
-    on_host = platform == "cpu" and not (mesh is not None and mesh.is_multi_process)
+    batch_questions = min(questions, QUERY_BUCKETS[-1])
+    on_host = platform == "cpu"
     if on_host:
-        searching = working_bytes(dim, asked, found, float32=stored == dim * 4)
+        searching = working_bytes(dim, batch_questions, candidates, float32=stored == dim * 4)
     else:
-        # A CPU's devices run side by side, and all of them take from one memory.
-        side_by_side = devices if platform == "cpu" else 1
-        searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform)
-    results = questions * found * 12 + questions * dim * 4 * 2
+        searching = _search_bytes(
+            resident_rows // devices, dim, batch, candidates, stored, TPU if platform == "tpu" else GPU
+        )
+    results = questions * candidates * 12 + questions * dim * 4 * 2
     # The loops on a host are part of what it takes to search; XLA compiles nothing then.
-    host = (0 if on_host else _PROGRAMS) + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
-    if platform != "cpu":
-        host += held // devices * stored  # one device's rows on their way
-    return Footprint(
-        rows=int(slabs * held * stored),
-        search=int(searching),
-        host=int(host),
-        on_host=platform == "cpu",
-    )
+    host = 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
+    if not on_host:
+        host += _PROGRAMS + resident_rows // devices * stored  # with one device's rows on their way
+    return Footprint(int(slabs * resident_rows * stored), int(searching), int(host), on_host)
 
 
-def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, platform: str) -> int:
-    """The working memory of one search program on one device, in bytes; see `topk` for its arrays."""
+def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, kind: Kind) -> int:
+    """The working memory of one search program on one accelerator, in bytes; see `topk` for its arrays."""
     k = min(k, rows)
-    kind = TPU if platform == "tpu" else GPU
-    if platform != "cpu" and can_narrow(rows, k, BLOCK_ROWS, kind):
+    if can_narrow(rows, k, BLOCK_ROWS, kind):
         layout = Layout.of((rows, dim), stored / dim, batch, k, BLOCK_ROWS, kind)
         return layout.working_bytes(rows, dim, batch, stored, kind)
-    if platform != "cpu" or not can_group(rows, k, BLOCK_ROWS):
-        block = min(BLOCK_ROWS, rows)
-        return batch * (2 * block * 4 + 2 * (k + block) * 8) + block * (stored + dim * 4)
-    if scores_whole(rows, batch) and stored == dim * 4:
-        return batch * rows * (4 + 8 // FINE) + batch * k * FINE * 16 + k * FINE * dim * 4
-    maxima = min(rows // FINE * batch * 4, maxima_limit(rows * stored))
-    transposed = 2 * maxima * FINE // COARSE
-    block = cpu_block_rows(batch) * (batch * 4 * 2 + dim * 4)
-    return maxima + transposed + block + batch * k * FINE * 16 + 4 * k * FINE * (dim * 4 + stored)
+    block = min(BLOCK_ROWS, rows)
+    return batch * (2 * block * 4 + 2 * (k + block) * 8) + block * (stored + dim * 4)

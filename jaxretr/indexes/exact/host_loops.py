@@ -96,12 +96,14 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
         first = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
         return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
+    # `starts`: the address of each row of the tile; beyond the last row, of the last one again.
     stride = builder.mul(dim, constant(4))
     starts = []
     for r in range(rows):
-        there = builder.select(builder.icmp_signed("<", constant(r), last), constant(r), last)
-        starts.append(builder.add(row, builder.mul(there, stride)))
+        index = builder.select(builder.icmp_signed("<", constant(r), last), constant(r), last)
+        starts.append(builder.add(row, builder.mul(index, stride)))
 
+    # One dimension at a time: each row's number, in all lanes, times a vector of questions, added to their sum.
     before = builder.block
     loop, done = builder.append_basic_block("dimensions"), builder.append_basic_block("compare")
     builder.branch(loop)
@@ -124,15 +126,16 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
             sums[r][v].add_incoming(results[r][v], loop)
     builder.cbranch(builder.icmp_signed("<", following, dim), loop, done)
 
+    # Write the sums, and compare each with its question's limit while it is in a register.
     builder.position_at_end(done)
-    above = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [0] * LANES)
+    any_above = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [0] * LANES)
     for v in range(vectors):
         margin = builder.fmul(everywhere(longest), load(slopes, constant(v * width)))
         limit = builder.fsub(load(bounds, constant(v * width)), margin)
         for r in range(rows):
             builder.store(results[r][v], pointer(scores, constant((r * vectors + v) * width), vector)).align = 4
-            above = builder.or_(above, builder.fcmp_ordered(">", results[r][v], limit))
-    bits = builder.bitcast(above, ir.IntType(LANES))
+            any_above = builder.or_(any_above, builder.fcmp_ordered(">", results[r][v], limit))
+    bits = builder.bitcast(any_above, ir.IntType(LANES))
     return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
 
@@ -180,9 +183,9 @@ def _sum_of_eights(typingctx, query, row, count):
 @compiled()
 def inner_product(query, row):
     """The inner product of a question float64 [D] with a row float32 [D], summed in an order that D alone decides."""
-    whole = len(query) - len(query) % 8
-    total = _sum_of_eights(np.uintp(query.ctypes.data), np.uintp(row.ctypes.data), whole)  # pyright: ignore[reportCallIssue]
-    for i in range(whole, len(query)):
+    eights = len(query) - len(query) % 8
+    total = _sum_of_eights(np.uintp(query.ctypes.data), np.uintp(row.ctypes.data), eights)  # pyright: ignore[reportCallIssue]
+    for i in range(eights, len(query)):
         total += query[i] * np.float64(row[i])
     return total
 
@@ -266,12 +269,12 @@ def _cut(scores, rows, count, k):
     equal = k
     for i in range(count):
         equal -= scores[i] > bound
-    kept = 0
+    place = 0
     for i in range(count):
         if scores[i] > bound or (scores[i] == bound and equal > 0):
             equal -= scores[i] == bound
-            scores[kept], rows[kept] = scores[i], rows[i]
-            kept += 1
+            scores[place], rows[place] = scores[i], rows[i]
+            place += 1
     return bound
 
 
@@ -386,11 +389,11 @@ def _products_of_few(queries, rows, scores):
     Four questions and two rows at a time are what a processor's registers hold.
     """
     batch, dim = queries.shape
-    whole = batch - batch % 4 if len(rows) > 1 else 0
+    fours = batch - batch % 4 if len(rows) > 1 else 0
     zero = np.float32(0)
     for pair in range(0, len(rows), 2):
         i = min(pair, max(len(rows) - 2, 0))  # the last two rows, if one is left over
-        for b in range(0, whole, 4):
+        for b in range(0, fours, 4):
             # The products of row i with four questions, s0 to s3, and those of row i + 1, t0 to t3.
             s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
             for d in range(dim):
@@ -406,7 +409,7 @@ def _products_of_few(queries, rows, scores):
             scores[b, i], scores[b + 1, i], scores[b + 2, i], scores[b + 3, i] = s0, s1, s2, s3
             scores[b, i + 1], scores[b + 1, i + 1], scores[b + 2, i + 1], scores[b + 3, i + 1] = t0, t1, t2, t3
         # The questions that are left, one by one.
-        for b in range(whole, batch):
+        for b in range(fours, batch):
             for j in range(i, min(i + 2, len(rows))):
                 s0 = zero
                 for d in range(dim):
@@ -420,24 +423,24 @@ def scan_scores(products, eps, values, first, allowed, queries, k, scores, rows,
 
     Returns the number of products that were scored again.
     """
-    again = 0
+    num_rescored = 0
     for b in range(len(products)):
         of_question, limit = products[b], _rounded_down(bounds[b]) - eps[b]
         for at in range(0, len(values), _WIDTH):
             if at + _WIDTH <= len(values):
-                found = np.int32(0)
+                has_candidate = np.int32(0)
                 for i in range(_WIDTH):
-                    found |= np.int32(of_question[at + i] > limit)
-                if not found:
+                    has_candidate |= np.int32(of_question[at + i] > limit)
+                if not has_candidate:
                     continue
             for i in range(at, min(at + _WIDTH, len(values))):
                 if not of_question[i] > limit or (len(allowed) and not allowed[i]):
                     continue
-                again += 1
+                num_rescored += 1
                 score = rounded(inner_product(queries[b], values[i]))
                 if _consider(score, first + i, k, scores, rows, counts, b, bounds):
                     limit = _rounded_down(bounds[b]) - eps[b]
-    return again
+    return num_rescored
 
 
 @compiled()
@@ -487,9 +490,9 @@ def round_rows(bits, rounded):
         for d in range(bits.shape[1]):
             exact = bits[i, d]
             odd = (exact >> np.uint32(16)) & np.uint32(1)
-            kept = np.uint32((exact + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
-            rounded[i, d] = np.uint16(kept >> np.uint32(16))
-            value = _as_float(kept)  # pyright: ignore[reportCallIssue]
+            high_bits = np.uint32((exact + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
+            rounded[i, d] = np.uint16(high_bits >> np.uint32(16))
+            value = _as_float(high_bits)  # pyright: ignore[reportCallIssue]
             away = _as_float(exact) - value  # pyright: ignore[reportCallIssue]
             shift += away * away
             length += value * value

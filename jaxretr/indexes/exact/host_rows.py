@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
-    """Copy rows [start, stop).
+    """Copy the rows [start, stop) of an array, checked and in another dtype.
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.
@@ -70,15 +70,15 @@ def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
         release(piece)
 
 
-def gather(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def gather(rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Copy rows by their numbers, int64 [c]; of a memory map few pages are held at a time."""
-    found = np.empty((len(wanted), rows.shape[1]), rows.dtype)
+    copies = np.empty((len(numbers), rows.shape[1]), rows.dtype)
     # Around each row that is touched the system may map up to 2 MB.
-    step = 16 if is_mapped(rows) else len(wanted)
-    for start in range(0, len(wanted), max(step, 1)):
-        found[start : start + step] = rows[wanted[start : start + step]]
+    step = 16 if is_mapped(rows) else len(numbers)
+    for start in range(0, len(numbers), max(step, 1)):
+        copies[start : start + step] = rows[numbers[start : start + step]]
         release(rows)
-    return found
+    return copies
 
 
 def put_matrix(

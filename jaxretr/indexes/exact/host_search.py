@@ -65,7 +65,7 @@ class HostSearch:
     """
 
     def __init__(self, queries: np.ndarray, k: int, *, rounded: bool | None = None):
-        """Begin a search.
+        """Begin the search of a batch of questions.
 
         Args:
           queries: float32 [B, D].
@@ -82,7 +82,7 @@ class HostSearch:
             self._queries16 = single.astype(jnp.bfloat16)
             self._rounding = RoundedQueries.of(self._queries, self._queries16)
         # For a few questions, which are a single group, or in panels.
-        self._few = single if batch <= _FEW else None
+        self._small_batch = single if batch <= _FEW else None
         self._panels = host_loops.panels_of(single)
         # A sum of D float32 products is off by at most D 2^-24 times the lengths, and what it is compared with by some
         # more; denormal products and numbers may be taken for 0.
@@ -102,7 +102,7 @@ class HostSearch:
     def add(
         self, rows: np.ndarray, first: int, allowed: np.ndarray | None = None, scales: np.ndarray | None = None
     ) -> None:
-        """Search rows.
+        """Search further rows, and keep those that may be among the best.
 
         Args:
           rows: float32 [n, D], the bits of bfloat16 as uint16, or int8.
@@ -129,21 +129,21 @@ class HostSearch:
     ) -> None:
         def scan(task: tuple[int, slice, slice]) -> None:
             number, piece, group = task
-            asked = slice(group.start * WIDTH, min(group.stop * WIDTH, len(self._queries)))
-            lists = self._of_slice(number, asked)
+            part = slice(group.start * WIDTH, min(group.stop * WIDTH, len(self._queries)))
+            lists = self._of_slice(number, part)
             loop, questions = host_loops.scan_rows, self._panels[group]
-            if self._few is not None:
-                loop, questions = host_loops.scan_few, self._few
+            if self._small_batch is not None:
+                loop, questions = host_loops.scan_few, self._small_batch
             for start, values in _as_float32(rows[piece], None if scales is None else scales[piece]):
                 at = piece.start + start
                 loop(
                     values,
                     first + at,
                     allowed[at : at + len(values)],
-                    self._queries[asked],
+                    self._queries[part],
                     questions,
-                    self._slopes[asked],
-                    self._least[asked],
+                    self._slopes[part],
+                    self._least[part],
                     self._k,
                     *lists,
                 )
@@ -173,18 +173,18 @@ class HostSearch:
         eps = (self._rounding.slack(error, longest) * (1 + 2.0**-10)).astype(np.float32)
         products = _read_only(np.asarray(_products(self._queries16, rounded)))
 
-        def scan(asked: slice) -> int:
-            lists = self._of_slice(0, asked)
+        def scan(part: slice) -> int:
+            lists = self._of_slice(0, part)
             return host_loops.scan_scores(
-                products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists
+                products[part], eps[part], values, first, allowed, self._queries[part], self._k, *lists
             )
 
-        again = sum(run(scan, _cuts(len(self._queries), cpu_threads())))
-        self._worth += _WORTHWHILE * products.size - again
+        num_rescored = sum(run(scan, _cuts(len(self._queries), cpu_threads())))
+        self._worth += _WORTHWHILE * products.size - num_rescored
         self._rounded &= self._worth > 0
 
-    def _of_slice(self, number: int, asked: slice) -> tuple[np.ndarray, ...]:
-        return tuple(lists[number, asked] for lists in (self._scores, self._rows, self._counts, self._bounds))
+    def _of_slice(self, number: int, part: slice) -> tuple[np.ndarray, ...]:
+        return tuple(lists[number, part] for lists in (self._scores, self._rows, self._counts, self._bounds))
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return scores float32 [B, k], descending, and rows int32 [B, k]; missing ones are -inf and NO_ROW."""

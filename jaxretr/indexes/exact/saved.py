@@ -46,13 +46,13 @@ def as_index(
     def of_devices(rows: Sequence[int]) -> np.ndarray:
         return index.__reduce__()[1][0][list(rows)]
 
-    given = rows or of_devices
+    vectors_of = rows or of_devices
     return ReadOnlyIndex(
         index.ids,
         index.dim,
         opening,
         search=lambda vectors, k, _, filters: index.search(vectors, k, **filters),
-        rows=lambda wanted: np.asarray(given(wanted), np.float32).reshape(-1, index.dim),
+        rows=lambda numbers: np.asarray(vectors_of(numbers), np.float32).reshape(-1, index.dim),
         facts={"engine": "exact", "model": None, "model_fingerprint": None, "bytes": 0, **facts},
         metadata=index.metadata,
     )

@@ -40,18 +40,18 @@ class Slab:
 def search_slab(queries, rows, num_valid, allowed=None, scales=None, *, mesh: Mesh, k: int, block_rows: int):
     """Return scores [B, k] and rows of the slab [B, k], on every device."""
     by_row = PartitionSpec(DATA)
-    given = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
+    options = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
 
-    def step(queries, rows, num_valid, given):
-        return search_step(queries, rows, k, num_valid=num_valid, block_rows=block_rows, **given)
+    def step(queries, rows, num_valid, options):
+        return search_step(queries, rows, k, num_valid=num_valid, block_rows=block_rows, **options)
 
     specs = (PartitionSpec(), by_row, PartitionSpec(), by_row)
-    return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(queries, rows, num_valid, given)
+    return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(queries, rows, num_valid, options)
 
 
 @jax.jit
-def _merge_slab(best, found, first):
-    scores, rows = found
+def _merge_slab(best, slab_best, first):
+    scores, rows = slab_best
     return merge_topk(best[0], best[1], scores, jnp.where(rows == NO_ROW, NO_ROW, rows + first))
 
 
@@ -97,8 +97,8 @@ def search_slabs(
     if not n:
         raise UserError("blocks: no rows to search; give at least one")
     k = min(k, n)
-    found = [search.result() for search in searches]
-    scores, rows = (np.concatenate([part[i][:, :k] for part in found])[: len(queries)] for i in (0, 1))
+    results = [search.result() for search in searches]
+    scores, rows = (np.concatenate([part[i][:, :k] for part in results])[: len(queries)] for i in (0, 1))
     return scores, rows.astype(np.int64)
 
 
@@ -115,10 +115,10 @@ class _CompiledSearch:
 
     def add(self, slab: Slab, first: int) -> None:
         """Queue the search of a slab whose first row has this number."""
-        found = self._program(self._queries, slab.rows, np.int32(slab.count), slab.allowed, slab.scales)
+        slab_best = self._program(self._queries, slab.rows, np.int32(slab.count), slab.allowed, slab.scales)
         # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
         self.wait()
-        self._best = found if self._best is None else _merge_slab(self._best, found, np.int32(first))
+        self._best = slab_best if self._best is None else _merge_slab(self._best, slab_best, np.int32(first))
 
     def wait(self) -> None:
         """Wait for the slabs so far."""

@@ -71,10 +71,10 @@ def _facts(store: EmbeddingStore) -> dict[str, str]:
 
 def _rows(store: EmbeddingStore, rows: Sequence[int] | np.ndarray) -> np.ndarray:
     """The vectors of some rows, float32 [n, D]; those of a run of consecutive rows are read at once."""
-    wanted = np.asarray(rows, np.int64)
-    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
-    found = [store.rows(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
-    return np.concatenate([np.empty((0, store.meta.dim), np.float32), *found])
+    numbers = np.asarray(rows, np.int64)
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    blocks = [store.rows(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+    return np.concatenate([np.empty((0, store.meta.dim), np.float32), *blocks])
 
 
 def verify(place: str) -> str:

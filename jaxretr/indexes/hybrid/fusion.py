@@ -126,7 +126,7 @@ def _of_all_questions(
 
 
 def _single(question_id: str, hits: Mapping[str, float]) -> dict[str, float]:
-    """The scores rounded to float32."""
+    """The scores of a question's hits, rounded to float32."""
     values = single_precision(hits)  # Infinite where that overflows, which is reported.
     if not np.isfinite(values).all():
         passage_id = list(hits)[int((~np.isfinite(values)).argmax())]

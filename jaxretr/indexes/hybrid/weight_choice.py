@@ -42,7 +42,7 @@ class Choice:
 
 
 def choose(values: Mapping[float, float]) -> Choice:
-    """Pick the best weight.
+    """Pick the weight with the highest value of the metric.
 
     Args:
       values: {weight: value of the metric, higher is better}; weights of 0 and infinity (one model alone) are not chosen.
@@ -126,11 +126,11 @@ def adaptive_rounds(around: float) -> Generator[list[float], Mapping[float, floa
         tied = choose(values).tied
         if len(tied) == len(values):  # All the same: nowhere to go.
             break
-        beyond = [tied[0] / 2.0**step for step in range(1, _STEPS + 1) if tied[0] == min(values)]
-        beyond += [tied[-1] * 2.0**step for step in range(1, _STEPS + 1) if tied[-1] == max(values)]
-        if not beyond:
+        extension = [tied[0] / 2.0**step for step in range(1, _STEPS + 1) if tied[0] == min(values)]
+        extension += [tied[-1] * 2.0**step for step in range(1, _STEPS + 1) if tied[-1] == max(values)]
+        if not extension:
             break
-        values |= yield beyond
+        values |= yield extension
     best = choose(values).weight
     fine = [best * 2.0 ** (step / _FINE_STEPS) for step in range(1 - _FINE_STEPS, _FINE_STEPS) if step]
     values |= yield fine

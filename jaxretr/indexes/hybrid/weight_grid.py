@@ -18,12 +18,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxretr.indexes.exact.host_rows import checked_matrix
 from jaxretr.indexes.exact.slabs import cut_to_slabs
+from jaxretr.indexes.source import rebatched
 from jaxretr.indexes.topk import BLOCK_ROWS, GROUP, NO_ROW, block_candidates, inner_products, select_best
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate, to_host
 
 # Passages on the devices at a time, of each of the two models: 100 MB of 768 dimensions.
-_SLAB_ROWS = 32_768
+SLAB_ROWS = 32_768
 
 # Questions of one program call.
 _BATCH = 512
@@ -94,8 +95,10 @@ def search_weights(
     if not rows:
         raise UserError("no passages to search; give at least one")
     merged = [[to_host(array) for array in _merge(old, mesh=mesh)] for old in best]
-    scores, found = (np.concatenate([part[i] for part in merged], axis=1)[:, :count, : min(k, rows)] for i in (0, 1))
-    return scores, found.astype(np.int64)
+    scores, row_numbers = (
+        np.concatenate([part[i] for part in merged], axis=1)[:, :count, : min(k, rows)] for i in (0, 1)
+    )
+    return scores, row_numbers.astype(np.int64)
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"), donate_argnames="best")
@@ -200,7 +203,7 @@ def _slabs(
     """Yield the same rows of both streams on the devices, padded to one shape, and the number of real rows."""
     names = ("first passages", "second passages")
     slabs = (
-        cut_to_slabs(mesh, pieces(blocks), np.dtype(np.float32), name, dim=size)
+        cut_to_slabs(mesh, rebatched(blocks, SLAB_ROWS), np.dtype(np.float32), name, dim=size)
         for blocks, size, name in zip(streams, sizes, names, strict=True)
     )
     rows = 0
@@ -210,23 +213,3 @@ def _slabs(
             raise UserError(f"one model has {least} passages and the other has more; encode the same corpus with both")
         rows += one.count
         yield one.rows, other.rows, one.count
-
-
-def pieces(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Cut and join blocks [n, D] to pieces that have the same number of rows, whatever the blocks', but the last.
-
-    Raises:
-      UserError: blocks with another D than those before.
-    """
-    held: list[np.ndarray] = []
-    for block in blocks:
-        if held and held[0].shape[1:] != block.shape[1:]:
-            raise UserError(f"a block of embeddings is {list(block.shape)} after {list(held[0].shape)}; use one model")
-        for start in range(0, len(block), _SLAB_ROWS):
-            held.append(block[start : start + _SLAB_ROWS])
-            if sum(map(len, held)) >= _SLAB_ROWS:
-                joined = held[0] if len(held) == 1 else np.concatenate(held)
-                yield joined[:_SLAB_ROWS]
-                held = [joined[_SLAB_ROWS:]] if len(joined) > _SLAB_ROWS else []
-    if held:
-        yield np.concatenate(held)

@@ -106,12 +106,12 @@ def export(
             index.add(_signs(piece) if kind == BINARY else piece)
     except RuntimeError as error:
         raise UserError(f"FAISS cannot add passages to '{kind}' ({_first_line(error)}); use another kind") from error
-    asked = "questions" if questions is not None else "passages of the index, which find themselves"
+    question_source = "questions" if questions is not None else "passages of the index, which find themselves"
     if questions is None:
         questions = _sample(source, min(200, meta.rows), rng)
     true = golden_hits.exact(source.pieces(), source.ids, questions, k)
     try:
-        found = _search(faiss, index, source.ids, questions, k)
+        hits = _search(faiss, index, source.ids, questions, k)
     except RuntimeError as error:
         raise UserError(f"FAISS cannot search '{kind}' ({_first_line(error)}); use another kind") from error
     golden = golden_hits.questions(encoder)
@@ -127,9 +127,9 @@ def export(
             **source.facts(),
             "faiss_kind": kind,
             **{name: value for name, value in recipe.items() if name not in ("training_rows", "bytes_a_row")},
-            "recall": _recall(found, true),
+            "recall": _recall(hits, true),
             "recall_at": k,
-            "asked": f"{len(questions)} {asked}",
+            "asked": f"{len(questions)} {question_source}",
             "faiss": faiss.__version__,
         }
         # Verifying reads it again, and memory need not hold it twice.
@@ -146,10 +146,10 @@ def verify(folder: Path) -> str:
     Raises:
       UserError: something differs (the message names it file by file), or FAISS is not installed.
     """
-    stated = manifest.read(folder)
-    facts = stated.facts
+    record = manifest.read(folder)
+    facts = record.facts
     # FAISS trusts what it reads, down to the sizes that it allocates: a changed index is not given to it.
-    manifest.refuse(folder, manifest.changed_files(folder, stated))
+    manifest.refuse(folder, manifest.changed_files(folder, record))
     faiss = import_extra("faiss", "export")
     try:
         read = faiss.read_index_binary if facts["faiss_kind"] == BINARY else faiss.read_index
@@ -228,11 +228,11 @@ def _train(index: Any, kind: str, sample: np.ndarray) -> None:
 
 def _sample(source: IndexSource, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw some rows, float32 [count, D], without holding the others."""
-    chosen = np.sort(rng.choice(len(source.ids), count, replace=False))
+    row_numbers = np.sort(rng.choice(len(source.ids), count, replace=False))
     parts, first = [], 0
     for piece in source.pieces():
-        start, stop = np.searchsorted(chosen, (first, first + len(piece)))
-        parts.append(piece[chosen[start:stop] - first])
+        start, stop = np.searchsorted(row_numbers, (first, first + len(piece)))
+        parts.append(piece[row_numbers[start:stop] - first])
         first += len(piece)
     return np.concatenate(parts)
 
@@ -245,16 +245,16 @@ def _search(faiss: Any, index: Any, ids: list[str], questions: np.ndarray, k: in
     """Search an index; the scores of a binary one are the negatives of the distances."""
     binary = isinstance(index, faiss.IndexBinary)
     scores, rows = index.search(_signs(questions) if binary else np.ascontiguousarray(questions), min(k, index.ntotal))
-    found = [[row for row in one if row >= 0] for one in rows.tolist()]  # -1 where an index gave up
+    hit_rows = [[row for row in one if row >= 0] for one in rows.tolist()]  # -1 where an index gave up
     values = (-scores if binary else scores).tolist()
     return Hits(
-        [[ids[row] for row in one] for one in found],
-        [list(map(float, one[: len(rows)])) for one, rows in zip(values, found, strict=True)],
+        [[ids[row] for row in one] for one in hit_rows],
+        [list(map(float, one[: len(rows)])) for one, rows in zip(values, hit_rows, strict=True)],
     )
 
 
-def _recall(found: Hits, true: Hits) -> float:
-    shares = [len(set(ids) & set(best)) / len(best) for ids, best in zip(found.ids, true.ids, strict=True)]
+def _recall(hits: Hits, true: Hits) -> float:
+    shares = [len(set(ids) & set(best)) / len(best) for ids, best in zip(hits.ids, true.ids, strict=True)]
     return round(float(np.mean(shares)), 6)
 
 

@@ -78,19 +78,19 @@ def verify(folder: Path) -> str:
     Raises:
       UserError: something differs; the message names it file by file.
     """
-    stated = manifest.read(folder)
-    problems = manifest.changed_files(folder, stated)
+    record = manifest.read(folder)
+    problems = manifest.changed_files(folder, record)
     ids: list[str] = []
     try:
         vectors, expected = golden_hits.read(folder)
-        found = golden_hits.exact(_read(folder, ids, stated.facts.get("dim")), ids, vectors)
-        problems += [difference] if (difference := golden_hits.difference(found, expected)) else []
+        hits = golden_hits.exact(_read(folder, ids, record.facts.get("dim")), ids, vectors)
+        problems += [difference] if (difference := golden_hits.difference(hits, expected)) else []
     except UserError as error:
         problems.append(str(error))
     if len(set(ids)) != len(ids):
         problems.append(f"{EMBEDDINGS} holds an id twice")
-    if len(ids) != stated.facts.get("rows"):
-        problems.append(f"{EMBEDDINGS} gives {len(ids)} rows instead of {stated.facts.get('rows')}")
+    if len(ids) != record.facts.get("rows"):
+        problems.append(f"{EMBEDDINGS} gives {len(ids)} rows instead of {record.facts.get('rows')}")
     manifest.refuse(folder, problems)
     return f"{len(ids)} rows for Pyserini; {len(expected.ids)} golden questions find their passages"
 

@@ -7,9 +7,9 @@ next export that writes only what changed), golden hits, manifest.json and READM
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -81,25 +81,25 @@ def export(
     with atomic_folder(out) as partial:
         digests = np.empty(meta.rows, np.uint64)
         written = np.empty(meta.rows, bool)
-        with _Files(partial / DATA) as files:
+        with closing(_Files(partial / DATA)) as files:
             for row, (vector, extras) in enumerate(_rows(source, corpus, fields, advance)):
                 name = source.ids[row]
-                digests[row] = found = row_digests.digest(vector, extras)
-                written[row] = known is None or known.pop(name, None) != found
+                digests[row] = digest = row_digests.digest(vector, extras)
+                written[row] = known is None or known.pop(name, None) != digest
                 if written[row]:
                     files.write(_line(name, vector, extras))
-        gone = [] if known is None else list(known)
-        if gone:
+        deleted_ids = [] if known is None else list(known)
+        if deleted_ids:
             with atomic_write(partial / DELETED) as file:
-                file.writelines(f"{name}\n" for name in gone)
+                file.writelines(f"{name}\n" for name in deleted_ids)
         row_digests.write(partial, source.ids, digests)
         vectors = golden_hits.questions(encoder)
-        kept = [source.ids[row] for row in np.flatnonzero(written)]
-        golden_hits.write(partial, vectors, golden_hits.exact(_chosen(source, written), kept, vectors))
+        written_ids = [source.ids[row] for row in np.flatnonzero(written)]
+        golden_hits.write(partial, vectors, golden_hits.exact(_masked(source, written), written_ids, vectors))
         facts = {
             **source.facts(),
             "written": int(written.sum()),
-            "deleted": len(gone),
+            "deleted": len(deleted_ids),
             "files": files.count,
             "since": None if since is None else str(since),
             "restricts": list(fields.restricts) if fields else [],
@@ -117,9 +117,9 @@ def verify(folder: Path) -> str:
     Raises:
       UserError: something differs; the message names it file by file.
     """
-    stated = manifest.read(folder)
-    problems = manifest.changed_files(folder, stated)
-    facts = stated.facts
+    record = manifest.read(folder)
+    problems = manifest.changed_files(folder, record)
+    facts = record.facts
     try:
         vectors, expected = golden_hits.read(folder)
         ids, digests = row_digests.read(folder)
@@ -163,12 +163,12 @@ def _rows(
     if corpus is None or fields is None:
         yield from zip(vectors, repeat({}))
         return
-    beside = ((where, name, fields.of(where, row)) for where, name, row in passage_fields.rows(corpus))
-    yield from zip(vectors, source.in_step(beside, corpus), strict=True)
+    field_rows = ((where, name, fields.of(where, row)) for where, name, row in passage_fields.rows(corpus))
+    yield from zip(vectors, source.in_step(field_rows, corpus), strict=True)
     fields.check_found(corpus)
 
 
-def _chosen(source: IndexSource, written: np.ndarray) -> Iterator[np.ndarray]:
+def _masked(source: IndexSource, written: np.ndarray) -> Iterator[np.ndarray]:
     row = 0
     for piece in source.pieces():
         if (mask := written[row : row + len(piece)]).any():
@@ -206,25 +206,21 @@ class _Files:
             self.file.close()
             self.file = None
 
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _readme(name: str, facts: dict[str, Any]) -> str:
-    whole = facts["since"] is None
+    is_complete = facts["since"] is None
     parts = [
         f"# {name}: vectors for Vertex AI Vector Search",
         f"{facts['written']} of {facts['rows']} passages, {facts['dim']} dimensions, encoded by `{facts['model']}`."
-        + ("" if whole else f" Only what changed since `{facts['since']}`; {facts['deleted']} ids are to be deleted."),
+        + (
+            ""
+            if is_complete
+            else f" Only what changed since `{facts['since']}`; {facts['deleted']} ids are to be deleted."
+        ),
         "Upload **the folder data/ alone**: Vertex takes no folder that holds anything else.",
         f"```bash\ngcloud storage cp --recursive {name}/data gs://BUCKET/{name}\n```",
         "Create the index from it (`contentsDeltaUri` is `gs://BUCKET/...`)"
-        if whole
+        if is_complete
         else "Update the index with it: `contentsDeltaUri` is `gs://BUCKET/...` and `isCompleteOverwrite` false",
         f"with `dimensions` {facts['dim']} and `distanceMeasureType` `DOT_PRODUCT_DISTANCE`: the dot product is what "
         "the model was trained to rank by. Encode questions with the same model.",

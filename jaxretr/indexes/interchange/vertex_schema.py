@@ -124,19 +124,19 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
         return "its crowding_tag is not text"
     checks: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("restricts", _restrict_problem),
-        ("numeric_restricts", lambda one: _numeric_problem(one, types)),
+        ("numeric_restricts", lambda entry: _numeric_problem(entry, types)),
     )
     for name, check in checks:
         if name not in row:
             continue
         if not isinstance(row[name], list) or not row[name]:
             return f"its {name} are not a list"
-        for one in row[name]:
-            if not isinstance(one, dict) or not isinstance(one.get("namespace"), str) or not one["namespace"]:
+        for entry in row[name]:
+            if not isinstance(entry, dict) or not isinstance(entry.get("namespace"), str) or not entry["namespace"]:
                 return f"one of its {name} has no namespace"
-            if problem := check(one):
+            if problem := check(entry):
                 return problem
-        spaces = [one["namespace"] for one in row[name]]
+        spaces = [entry["namespace"] for entry in row[name]]
         if len(set(spaces)) != len(spaces):
             return f"its {name} name a namespace twice"
     return ""
@@ -145,31 +145,31 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _restrict_problem(one: dict[str, Any]) -> str:
-    lists = {name: value for name, value in one.items() if name != "namespace"}
+def _restrict_problem(entry: dict[str, Any]) -> str:
+    lists = {name: value for name, value in entry.items() if name != "namespace"}
     if not lists or lists.keys() - {"allow", "deny"}:
-        return f"the restrict {one['namespace']!r} must have allow or deny, and nothing else"
+        return f"the restrict {entry['namespace']!r} must have allow or deny, and nothing else"
     for value in lists.values():
         if not isinstance(value, list) or not value or not all(isinstance(token, str) and token for token in value):
-            return f"the restrict {one['namespace']!r} allows or denies something that is not text"
+            return f"the restrict {entry['namespace']!r} allows or denies something that is not text"
     return ""
 
 
-def _numeric_problem(one: dict[str, Any], types: dict[str, str]) -> str:
-    names = [name for name in one if name != "namespace"]
+def _numeric_problem(entry: dict[str, Any], types: dict[str, str]) -> str:
+    names = [name for name in entry if name != "namespace"]
     if len(names) != 1 or names[0] not in _NUMBERS:
-        return f"the numeric restrict {one['namespace']!r} must have value_int or value_double, and nothing else"
+        return f"the numeric restrict {entry['namespace']!r} must have value_int or value_double, and nothing else"
     kind, least, most = _NUMBERS[names[0]]
-    value = one[names[0]]
+    value = entry[names[0]]
     if type(value) is not kind or not least <= value <= most or abs(value) == math.inf:
-        return f"the numeric restrict {one['namespace']!r} is no {names[0].removeprefix('value_')}"
-    if (known := types.setdefault(one["namespace"], names[0])) != names[0]:
-        return f"the numeric restrict {one['namespace']!r} is a {names[0]} here and a {known} in earlier rows"
+        return f"the numeric restrict {entry['namespace']!r} is no {names[0].removeprefix('value_')}"
+    if (known := types.setdefault(entry["namespace"], names[0])) != names[0]:
+        return f"the numeric restrict {entry['namespace']!r} is a {names[0]} here and a {known} in earlier rows"
     return ""
 
 
 def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return content

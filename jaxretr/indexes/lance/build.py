@@ -16,7 +16,7 @@ from jaxretr.indexes.graph_width import (
     tuned_and_certified,
 )
 from jaxretr.indexes.lance.table import KIND, LanceTable, batch, write
-from jaxretr.indexes.measuring import Asked, machine_facts
+from jaxretr.indexes.measuring import GroundTruth, machine_facts
 from jaxretr.indexes.passage_fields import documents
 from jaxretr.indexes.recall import Certificate
 from jaxretr.indexes.source import IndexSource, silent
@@ -94,24 +94,24 @@ def verify(folder: Path) -> str:
     Raises:
       UserError: something does not agree, or LanceDB is not installed.
     """
-    stated = manifest.read(folder)
-    facts = stated.facts
-    manifest.refuse(folder, manifest.changed_files(folder, stated))
+    record = manifest.read(folder)
+    facts = record.facts
+    manifest.refuse(folder, manifest.changed_files(folder, record))
     table = LanceTable(folder, facts["fields"], facts["dim"])
     problems = [] if len(table) == facts["rows"] else [f"the table holds {len(table)} rows, not {facts['rows']}"]
     vectors, expected = golden_hits.read(folder)
-    found = table.search(vectors, golden_hits.TOP, None)
-    hits = Hits([one.ids for one in found], [list(map(float, one.scores)) for one in found])
+    results = table.search(vectors, golden_hits.TOP, None)
+    hits = Hits([each.ids for each in results], [list(map(float, each.scores)) for each in results])
     problems += [difference] if (difference := golden_hits.difference(hits, expected)) else []
-    said = (
+    summary = (
         f"{len(table)} rows in LanceDB, of {facts['model']}; {len(expected.ids)} golden questions find their passages"
     )
     if facts["settings"] and not problems:
-        worse, agrees = measured_again(recall.read(folder), _search(table), _again(folder, facts, table))
+        worse, agrees = measured_again(recall.read(folder), _search(table), _recorded_questions(folder, facts, table))
         problems += worse
-        said += f"; {agrees}"
+        summary += f"; {agrees}"
     manifest.refuse(folder, problems)
-    return said
+    return summary
 
 
 def _batches(
@@ -120,20 +120,20 @@ def _batches(
     rows = source.in_step(documents(stream), stream.name)
     first = 0
     for piece in source.pieces(advance):
-        some = [next(rows) for _ in range(len(piece))]
-        passages = [(passage.id, passage.title, passage.text, metadata) for passage, metadata in some]
+        passages_of_piece = [next(rows) for _ in range(len(piece))]
+        passages = [(passage.id, passage.title, passage.text, metadata) for passage, metadata in passages_of_piece]
         yield batch(first, passages, piece, fields)
         first += len(piece)
 
 
 def _search(table: LanceTable) -> WidthSearch:
-    return lambda questions, k, width: [found.rows for found in table.search(questions, k, width)]
+    return lambda questions, k, width: [hits.rows for hits in table.search(questions, k, width)]
 
 
-def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
+def _recorded_questions(folder: Path, facts: dict[str, Any], table: LanceTable) -> GroundTruth:
     """Read some certification questions, and the neighbours that were recorded for them."""
     questions = question_sets.read(folder, facts["dim"]).certifying(VERIFIED_QUESTIONS)
-    names = {name for found in (questions.own, *questions.neighbours) for name in found if name is not None}
+    names = {name for group in (questions.own_ids, *questions.neighbours) for name in group if name is not None}
     return questions.as_noted({name: row["row"] for name, row in table.rows(list(names), ["row"]).items()})
 
 

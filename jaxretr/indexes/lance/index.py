@@ -20,7 +20,7 @@ from jaxretr.runtime.storage import manifest
 
 
 def open(place: str, opening: Opening) -> "LanceIndex":
-    """Open a folder.
+    """Open a folder with a LanceDB table that `jaxretr export --to lance` wrote.
 
     Raises:
       UserError: it is no such folder, another model made it, or LanceDB is not installed.
@@ -42,10 +42,10 @@ class LanceIndex:
 
     def __init__(self, folder: Path, opening: Opening):
         """Use `open`."""
-        stated = manifest.read(folder)
-        if stated.kind != KIND:
-            raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to lance")
-        facts = stated.facts
+        record = manifest.read(folder)
+        if record.kind != KIND:
+            raise UserError(f"{folder}: is an export --to {record.kind}; give one --to lance")
+        facts = record.facts
         check_model(str(folder), facts["dim"], facts["model"], facts["model_fingerprint"], opening.encoder)
         self.name, self._folder, self._facts = opening.name, folder, facts
         self._settings = [Width(**setting) for setting in facts["settings"]]
@@ -75,8 +75,8 @@ class LanceIndex:
         width = None
         if not options.exact and self._settings:
             width = width_of(self._settings, options.target_recall, str(self._folder))
-        found = self._table.search(vectors, k, width, options)
-        return [list(map(Hit, one.ids, map(float, one.scores))) for one in found]
+        results = self._table.search(vectors, k, width, options)
+        return [list(map(Hit, hits.ids, map(float, hits.scores))) for hits in results]
 
     find = find_unchanging
 
@@ -90,10 +90,10 @@ class LanceIndex:
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """Implement `Index.documents`."""
         rows = self._table.rows(ids, ["title", "text", "metadata"])
-        found = {
+        documents = {
             name: Document(name, row["title"], row["text"], json.loads(row["metadata"])) for name, row in rows.items()
         }
-        return [found.get(name) for name in ids]
+        return [documents.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Implement `Index.vectors`."""

@@ -96,13 +96,15 @@ def condition(options: SearchOptions, fields: Sequence[str]) -> Expr | None:
         parts.append(_one_of(expressions.col("id"), [name for name in options.allow if _is_text(name)]))
     if denied := [name for name in options.deny if _is_text(name)]:
         parts.append(~_one_of(expressions.col("id"), denied))
-    for name, wanted in wanted_values(options.where, fields).items():
-        parts.append(_one_of(expressions.col(column_of(fields.index(name))), [as_cell(value) for value in wanted]))
+    for name, allowed_values in wanted_values(options.where, fields).items():
+        parts.append(
+            _one_of(expressions.col(column_of(fields.index(name))), [as_cell(value) for value in allowed_values])
+        )
     return functools.reduce(operator.and_, parts) if parts else None
 
 
 class LanceTable:
-    """A table to search.
+    """A LanceDB table of passages, open to be searched.
 
     Attributes:
       fields: the fields of the metadata, in the order of their columns.
@@ -142,27 +144,27 @@ class LanceTable:
         Raises:
           UserError: an unknown field.
         """
-        passing = None if options is None else condition(options, self.fields)
+        filter_expr = None if options is None else condition(options, self.fields)
         if width is None:
-            return [self._exact(vector, k, passing) for vector in vectors]
-        found = [self._ask(vector, k, passing, width) for vector in vectors]
+            return [self._exact(vector, k, filter_expr) for vector in vectors]
+        results = [self._ask(vector, k, filter_expr, width) for vector in vectors]
         # The index found too few, or there are no more: only looking at every row can tell.
-        enough = min(k, self._rows) if passing is None else k
+        enough = min(k, self._rows) if filter_expr is None else k
         return [
-            one if len(one.rows) >= enough else self._exact(vector, k, passing)
-            for one, vector in zip(found, vectors, strict=True)
+            hits if len(hits.rows) >= enough else self._exact(vector, k, filter_expr)
+            for hits, vector in zip(results, vectors, strict=True)
         ]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Read some columns of the rows with these ids, by id; unknown ids are left out."""
-        wanted = list({name for name in ids if _is_text(name)})
-        if not wanted:
+        unique_ids = list({name for name in ids if _is_text(name)})
+        if not unique_ids:
             return {}
         query = (
             self.table.search()
-            .where(_one_of(expressions.col("id"), wanted))
+            .where(_one_of(expressions.col("id"), unique_ids))
             .select(["id", *columns])
-            .limit(len(wanted))
+            .limit(len(unique_ids))
         )
         return {row["id"]: row for row in query.to_arrow().to_pylist()}
 
@@ -173,23 +175,23 @@ class LanceTable:
         values = {name: [json.loads(cell) for cell in table[column].to_pylist()] for name, column in columns.items()}
         return table["id"].to_pylist(), values
 
-    def _exact(self, vector: np.ndarray, k: int, passing: Expr | None) -> TableHits:
-        asked = k + _MORE
+    def _exact(self, vector: np.ndarray, k: int, filter_expr: Expr | None) -> TableHits:
+        depth = k + _MORE
         while True:
-            found = self._ask(vector, asked, passing, None)
+            hits = self._ask(vector, depth, filter_expr, None)
             # No row beyond the end may have the last result's score, since rows of equal scores come in any order.
-            if len(found.rows) < asked or found.scores[-1] < found.scores[k - 1]:
-                return TableHits(found.rows[:k], found.ids[:k], found.scores[:k])
-            asked *= 2
+            if len(hits.rows) < depth or hits.scores[-1] < hits.scores[k - 1]:
+                return TableHits(hits.rows[:k], hits.ids[:k], hits.scores[:k])
+            depth *= 2
 
-    def _ask(self, vector: np.ndarray, k: int, passing: Expr | None, width: int | None) -> TableHits:
+    def _ask(self, vector: np.ndarray, k: int, filter_expr: Expr | None, width: int | None) -> TableHits:
         query = self.table.search(vector, vector_column_name=VECTOR).distance_type("dot").limit(k)
         if width is None:
             query = query.bypass_vector_index()
         else:
             query = query.ef(max(width, k * _REFINED)).refine_factor(_REFINED).nprobes(_ALL_PARTS)
-        if passing is not None:
-            query = query.where(passing, prefilter=True)
+        if filter_expr is not None:
+            query = query.where(filter_expr, prefilter=True)
         try:
             table = query.select(["row", "id", VECTOR, "_distance"]).to_arrow()
         except (OSError, ValueError, RuntimeError) as error:

@@ -23,7 +23,7 @@ _FORM = "give postgresql://USER@HOST:PORT/DATABASE, or words such as 'host=... d
 
 @dataclass(frozen=True)
 class Address:
-    """A table of a database.
+    """The address of a table in a PostgreSQL database.
 
     Attributes:
       conninfo: the address for libpq, with the password, if there is one.
@@ -62,16 +62,16 @@ class Address:
         if not text.startswith(("postgres://", "postgresql://")) and "=" not in text:
             raise UserError(f"this is not the address of a PostgreSQL database; {_FORM}")
         try:
-            given: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(text))
+            parameters: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(text))
         except (psycopg.Error, UnicodeError, ValueError):
             # libpq quotes what it cannot read, which may be the password.
             raise UserError(f"the address of the PostgreSQL database cannot be read; {_FORM}") from None
-        secrets = tuple(str(given[key]) for key in ("password", "sslpassword") if given.get(key))
-        given.setdefault("connect_timeout", 5)
-        given.setdefault("tcp_user_timeout", 30_000)
-        given.setdefault("application_name", "jaxretr")
-        conninfo = psycopg.conninfo.make_conninfo(**given)
-        return cls(conninfo, parts, _shown(given, ".".join(parts)), secrets)
+        secrets = tuple(str(parameters[key]) for key in ("password", "sslpassword") if parameters.get(key))
+        parameters.setdefault("connect_timeout", 5)
+        parameters.setdefault("tcp_user_timeout", 30_000)
+        parameters.setdefault("application_name", "jaxretr")
+        conninfo = psycopg.conninfo.make_conninfo(**parameters)
+        return cls(conninfo, parts, _shown(parameters, ".".join(parts)), secrets)
 
     def clean(self, error: object) -> str:
         """An error's text in one line, without secrets."""
@@ -83,21 +83,21 @@ class Address:
 
 def _split_table(text: str) -> tuple[str, str | None]:
     """The address without the table's name, and that name."""
-    if found := _URI.fullmatch(text):
-        pairs = parse_qsl(found[2] or "", keep_blank_values=True)
+    if match := _URI.fullmatch(text):
+        pairs = parse_qsl(match[2] or "", keep_blank_values=True)
         rest = [(key, value) for key, value in pairs if key != "table"]
         named = next((value for key, value in pairs if key == "table"), None)
         query = urlencode(rest, quote_via=quote)
-        return found[1] + (f"?{query}" if query else ""), named
-    if found := _LAST_WORD.search(text):
-        return text[: found.start()], found[1]
+        return match[1] + (f"?{query}" if query else ""), named
+    if match := _LAST_WORD.search(text):
+        return text[: match.start()], match[1]
     return text, None
 
 
-def _shown(given: dict, table: str) -> str:
-    user = f"{quote(str(given['user']))}@" if given.get("user") else ""
-    host, port = str(given.get("host") or given.get("hostaddr") or ""), str(given.get("port") or "")
+def _shown(parameters: dict, table: str) -> str:
+    user = f"{quote(str(parameters['user']))}@" if parameters.get("user") else ""
+    host, port = str(parameters.get("host") or parameters.get("hostaddr") or ""), str(parameters.get("port") or "")
     place = "" if host.startswith("/") else host + (f":{port}" if port.strip(",") else "")
     query = f"?host={host}" if host.startswith("/") else ""
-    database = quote(str(given.get("dbname") or ""))
+    database = quote(str(parameters.get("dbname") or ""))
     return f"postgresql://{user}{place}/{database}{query} table {table}"

@@ -194,15 +194,15 @@ class _Loader:
             return None
         facts = replace(facts, settings=tuned.settings, certificate=tuned.certificate)
         self.state = replace(self.state, facts=facts)
-        kept = tuned.questions.certifying()
+        certifying = tuned.questions.certifying()
         self.connection.execute(
             sql.SQL("UPDATE {} SET facts = %s::jsonb, questions = %s::jsonb, question_vectors = %s").format(
                 self.names.facts
             ),
             (
                 as_json(recall.as_dict(facts)),
-                as_json(kept.own),
-                np.ascontiguousarray(kept.vectors, "<f4").tobytes(),
+                as_json(certifying.own_ids),
+                np.ascontiguousarray(certifying.vectors, "<f4").tobytes(),
             ),
         )
         return tuned.certificate
@@ -220,17 +220,17 @@ class _Loader:
 def _search(connection: Connection, names: Names, state: State) -> WidthSearch:
     """The search of the table; a width of 0 scores every row."""
     return lambda questions, k, width: [
-        found.rows for found in search(connection, names, state, questions, k, width or None, SearchOptions())
+        hits.rows for hits in search(connection, names, state, questions, k, width or None, SearchOptions())
     ]
 
 
 def _check_ours(connection: Connection, address: Address) -> None:
     """Refuse to take the place of a table that no export made."""
     passages, facts = (name.as_string(connection) for name in vars(Names.of(address.table)).values())
-    there = connection.execute("SELECT to_regclass(%s)::text, to_regclass(%s)::text", (passages, facts)).fetchone()
-    if there is None or there == (None, None):
+    existing = connection.execute("SELECT to_regclass(%s)::text, to_regclass(%s)::text", (passages, facts)).fetchone()
+    if existing is None or existing == (None, None):
         return
-    ours = None not in there and connection.execute(
+    ours = None not in existing and connection.execute(
         "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname IN ('generation', 'next_row')",
         (facts,),
     ).fetchone() == (2,)
@@ -239,35 +239,35 @@ def _check_ours(connection: Connection, address: Address) -> None:
 
 
 def _versions(connection: Connection) -> tuple[str, str]:
-    found = connection.execute(
+    versions = connection.execute(
         "SELECT current_setting('server_version'), extversion FROM pg_extension WHERE extname = 'vector'"
     ).fetchone()
-    assert found is not None
-    return found[0].split()[0], found[1]
+    assert versions is not None
+    return versions[0].split()[0], versions[1]
 
 
 def _verified(connection: Connection, address: Address) -> str:
     names = Names.of(address.table)
     state = tables.read_state(connection, address)
     facts, problems = state.facts, []
-    found = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(names.passages)).fetchone()
-    if found != (state.rows,):
-        problems.append(f"it holds {found and found[0]} rows, not {state.rows}")
-    said = [f"{state.rows} rows in PostgreSQL, of {facts.model}"]
+    count = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(names.passages)).fetchone()
+    if count != (state.rows,):
+        problems.append(f"it holds {count and count[0]} rows, not {state.rows}")
+    summary = [f"{state.rows} rows in PostgreSQL, of {facts.model}"]
     if state.sequence == 0:
         problems += _content_problems(connection, names, state)
         golden_problem, questions = _golden_problem(connection, names, state)
         problems += [golden_problem] if golden_problem else []
-        said.append(f"all texts and vectors; {questions} golden questions find their passages")
+        summary.append(f"all texts and vectors; {questions} golden questions find their passages")
     else:
-        said.append(f"{state.changed} passages changed since the export, so the golden questions are not asked")
+        summary.append(f"{state.changed} passages changed since the export, so the golden questions are not asked")
     if not problems and facts.certificate is not None:
         worse, agrees = _measured_again(connection, names, state, facts.certificate)
         problems += worse
-        said.append(agrees)
+        summary.append(agrees)
     if problems:
         raise UserError(f"{address.shown}: not what was exported: {'; '.join(problems)}; export again")
-    return "; ".join(said)
+    return "; ".join(summary)
 
 
 def _content_problems(connection: Connection, names: Names, state: State) -> list[str]:
@@ -282,9 +282,9 @@ def _content_problems(connection: Connection, names: Names, state: State) -> lis
     with connection.cursor(name="verified", binary=True) as cursor:
         cursor.itersize = 1000
         cursor.execute(sql.SQL("SELECT id, title, text, embedding FROM {} ORDER BY row").format(names.passages))
-        found = rows_fingerprint(texts(cursor), state.rows)
+        fingerprint = rows_fingerprint(texts(cursor), state.rows)
     problems = []
-    if found != state.facts.texts_fingerprint:
+    if fingerprint != state.facts.texts_fingerprint:
         problems.append("ids, titles or texts were changed")
     if digest.hexdigest() != state.facts.vectors_sha256:
         problems.append("vectors were changed")
@@ -294,8 +294,8 @@ def _content_problems(connection: Connection, names: Names, state: State) -> lis
 def _golden_problem(connection: Connection, names: Names, state: State) -> tuple[str, int]:
     content, raw = _evidence(connection, names, "golden", "golden_vectors")
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)
-    found = search(connection, names, state, vectors, golden_hits.TOP, None, SearchOptions())
-    hits = Hits([one.ids for one in found], [list(one.scores) for one in found])
+    results = search(connection, names, state, vectors, golden_hits.TOP, None, SearchOptions())
+    hits = Hits([each.ids for each in results], [list(each.scores) for each in results])
     return golden_hits.difference(hits, Hits(content["ids"], content["scores"])), len(content["ids"])
 
 
@@ -312,17 +312,17 @@ def _measured_again(
             ([name for name in own_ids if name is not None],),
         ).fetchall()
     )
-    own = np.array([-1 if name is None else row_of.get(name, -1) for name in own_ids], np.int64)
+    own_rows = np.array([-1 if name is None else row_of.get(name, -1) for name in own_ids], np.int64)
     k = certificate.lines[0].tuned_k
-    by_width, depth = _search(connection, names, state), k + int((own >= 0).any())
-    asked = question_sets.without_own(vectors, padded(by_width(vectors, depth, 0), depth), own)
-    return measured_again(certificate, by_width, asked)
+    by_width, depth = _search(connection, names, state), k + int((own_rows >= 0).any())
+    truth = question_sets.without_own(vectors, padded(by_width(vectors, depth, 0), depth), own_rows)
+    return measured_again(certificate, by_width, truth)
 
 
 def _evidence(connection: Connection, names: Names, content: str, vectors: str) -> tuple[Any, bytes]:
-    found = connection.execute(
+    row = connection.execute(
         sql.SQL("SELECT {}, {} FROM {}").format(sql.Identifier(content), sql.Identifier(vectors), names.facts)
     ).fetchone()
-    if found is None or None in found:
+    if row is None or None in row:
         raise UserError("the table of facts lacks its questions; export again")
-    return found[0], found[1]
+    return row[0], row[1]

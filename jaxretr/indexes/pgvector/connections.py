@@ -67,7 +67,7 @@ class Database:
             raise UnavailableError(
                 f"{self.address.shown}: all connections were busy for {self.timeout_s:g} s; try again later"
             ) from None
-        kept: Connection | None = None
+        reusable: Connection | None = None
         try:
             fresh = connection is None
             while True:
@@ -76,7 +76,7 @@ class Database:
                 try:
                     with connection.transaction():
                         self._begin(connection, one_state_of)
-                        found = work(connection)
+                        result = work(connection)
                         committing = True
                 except (psycopg.Error, UserError) as error:
                     broken = connection.closed or connection.broken
@@ -84,20 +84,20 @@ class Database:
                         connection, fresh = None, True
                         continue
                     if not broken:
-                        kept = connection
+                        reusable = connection
                     if isinstance(error, UserError):
                         raise
                     raise self._ours(error, committing and broken) from None
                 except BaseException:
                     connection.close()
                     raise
-                kept = connection
-                return found
+                reusable = connection
+                return result
         finally:
-            if kept is not None and self._closed.is_set():
-                kept.close()
-                kept = None
-            self._idle.put(kept)
+            if reusable is not None and self._closed.is_set():
+                reusable.close()
+                reusable = None
+            self._idle.put(reusable)
 
     def connect(self, *, extension: bool = False) -> Connection:
         """Open a connection, which the caller closes.
@@ -118,15 +118,15 @@ class Database:
         try:
             if extension:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            found = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-            if found is None:
+            row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+            if row is None:
                 raise UserError(
                     f"{address.shown}: the database has no pgvector; run CREATE EXTENSION vector, or export to it first"
                 )
-            version = tuple(int(part) for part in found[0].split(".")[:2])
+            version = tuple(int(part) for part in row[0].split(".")[:2])
             if version < _LEAST_PGVECTOR:
                 raise UserError(
-                    f"{address.shown}: has pgvector {found[0]}, but 0.8 is needed; run ALTER EXTENSION vector UPDATE"
+                    f"{address.shown}: has pgvector {row[0]}, but 0.8 is needed; run ALTER EXTENSION vector UPDATE"
                 )
             pgvector.register_vector(connection)
         except (psycopg.Error, UserError) as error:

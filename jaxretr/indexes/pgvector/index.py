@@ -72,7 +72,7 @@ def verify(place: str) -> str:
 
 
 def shown(place: str) -> str:
-    """The address without a password."""
+    """The address of a table as messages show it, without a password."""
     return Address.parse(place).shown
 
 
@@ -143,8 +143,8 @@ class PgvectorIndex:
             width = None
             if not options.exact and settings:
                 width = width_of(settings, options.target_recall, self._address.shown) or None
-            found = search(connection, self._names, state, vectors, k, width, options)
-            hits = [list(map(Hit, one.ids, one.scores)) for one in found]
+            results = search(connection, self._names, state, vectors, k, width, options)
+            hits = [list(map(Hit, each.ids, each.scores)) for each in results]
             return Findings(
                 _standing(state),
                 options.exact or not settings,
@@ -169,8 +169,8 @@ class PgvectorIndex:
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """Implement `Index.documents`."""
-        found = self._run(lambda connection, state: self._documents(connection, ids))
-        return [found.get(name) for name in ids]
+        documents = self._run(lambda connection, state: self._documents(connection, ids))
+        return [documents.get(name) for name in ids]
 
     def _documents(self, connection: Connection, ids: Sequence[str]) -> dict[str, Document]:
         statement = sql.SQL("SELECT id, title, text, metadata FROM {} WHERE id = ANY(%s)").format(self._names.passages)
@@ -179,11 +179,11 @@ class PgvectorIndex:
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Implement `Index.vectors`."""
-        found = self._run(lambda connection, state: self._vectors(connection, ids))
-        missing = [name for name in ids if name not in found]
+        vector_of = self._run(lambda connection, state: self._vectors(connection, ids))
+        missing = [name for name in ids if name not in vector_of]
         if missing:
             raise UserError(f"{missing[0][:80]!r} is not in the index ({len(missing)} such ids); leave it out")
-        return np.array([found[name] for name in ids], np.float32).reshape(len(ids), self.dim)
+        return np.array([vector_of[name] for name in ids], np.float32).reshape(len(ids), self.dim)
 
     def _vectors(self, connection: Connection, ids: Sequence[str]) -> dict[str, np.ndarray]:
         statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
@@ -215,11 +215,11 @@ class PgvectorIndex:
 
     def delete(self, ids: Sequence[str]) -> Written:
         """Implement `Writable.delete`."""
-        wanted = [name for name in ids if holds(name)]
-        sequence, gone = self._write(
-            lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
+        names = [name for name in ids if holds(name)]
+        sequence, count = self._write(
+            lambda connection, state: writing.delete(connection, self._names, state.generation, names)
         )
-        return Written(sequence, deleted=gone)
+        return Written(sequence, deleted=count)
 
     def facts(self) -> dict[str, Any]:
         """Implement `Index.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
@@ -274,12 +274,12 @@ class PgvectorIndex:
     def _write(self, work: Callable[[Connection, State], T | None]) -> T:
         """Run a write; refuse it if an export has replaced the table, since the vectors may be another model's."""
         try:
-            found = self._run(work, writes=True)
+            result = self._run(work, writes=True)
         except DatabaseFullError as error:
             raise StorageFull(str(error)) from None
-        if found is None:
+        if result is None:
             raise UserError(f"{self._address.shown}: an export replaced the table during the write; write again")
-        return found
+        return result
 
     def _notice(self, state: State) -> None:
         if state is self._state:

@@ -41,9 +41,9 @@ def condition(options: SearchOptions, fields: Sequence[str]) -> tuple[Sql, dict[
     if options.deny:
         parts.append(sql.SQL("id <> ALL(%(deny)s)"))
         values["deny"] = [name for name in options.deny if holds(name)]
-    for number, (name, wanted) in enumerate(wanted_values(options.where, fields).items()):
+    for number, (name, allowed_values) in enumerate(wanted_values(options.where, fields).items()):
         one_of: list[Sql] = [sql.SQL("false")]
-        for place, value in enumerate(wanted):
+        for place, value in enumerate(allowed_values):
             if isinstance(value, str) and not holds(value):
                 continue
             if value is None:  # A row without the field has no value there either.
@@ -84,11 +84,11 @@ def search(
     Raises:
       UserError: an unknown field.
     """
-    passing, values = condition(options, state.fields)
+    where, values = condition(options, state.fields)
     filtered = options.is_filtered
     indexed = state.facts.indexed
     if width is None or indexed == "none":
-        return _ask(connection, _exact(names, passing), vectors, values | {"k": k}, indexscan=False)
+        return _ask(connection, _exact(names, where), vectors, values | {"k": k}, indexscan=False)
     settings = {
         "hnsw.ef_search": min(max(width, k * _FILTERED if filtered else k), MOST_WIDTH),
         "hnsw.iterative_scan": "relaxed_order",
@@ -97,42 +97,42 @@ def search(
     }
     for name, value in settings.items():
         connection.execute("SELECT set_config(%s, %s, true)", (name, str(value)))
-    query = _by_vectors(names, passing) if indexed == "vector" else _by_halves(names, passing, state.facts.dim)
+    query = _by_vectors(names, where) if indexed == "vector" else _by_halves(names, where, state.facts.dim)
     # Without a filter it must be the index that was certified; with one, PostgreSQL may plan something better.
     values |= {"k": k, "candidates": k * _OVERSAMPLING}
-    found = _ask(connection, query, vectors, values, seqscan=filtered)
+    results = _ask(connection, query, vectors, values, seqscan=filtered)
     # The index gave up before it had enough, or there is no more: only looking at every row can tell.
     enough = k if filtered else min(k, state.rows)
-    short = [number for number, one in enumerate(found) if len(one.rows) < enough]
+    short = [number for number, hits in enumerate(results) if len(hits.rows) < enough]
     if short:
-        again = _ask(connection, _exact(names, passing), vectors[short], values | {"k": k}, indexscan=False)
-        for number, one in zip(short, again, strict=True):
-            found[number] = one
-    return found
+        exact_results = _ask(connection, _exact(names, where), vectors[short], values | {"k": k}, indexscan=False)
+        for number, hits in zip(short, exact_results, strict=True):
+            results[number] = hits
+    return results
 
 
-def _exact(names: Names, passing: Sql) -> Sql:
+def _exact(names: Names, where: Sql) -> Sql:
     return sql.SQL(
         "SELECT row, id, -(embedding <#> %(q)s) FROM {passages} WHERE {condition} "
         "ORDER BY embedding <#> %(q)s, row LIMIT %(k)s"
-    ).format(passages=names.passages, condition=passing)
+    ).format(passages=names.passages, condition=where)
 
 
-def _by_vectors(names: Names, passing: Sql) -> Sql:
+def _by_vectors(names: Names, where: Sql) -> Sql:
     return sql.SQL(
         "SELECT row, id, score FROM (SELECT row, id, -(embedding <#> %(q)s) AS score FROM {passages} "
         "WHERE {condition} ORDER BY embedding <#> %(q)s LIMIT %(k)s) AS found ORDER BY score DESC, row"
-    ).format(passages=names.passages, condition=passing)
+    ).format(passages=names.passages, condition=where)
 
 
-def _by_halves(names: Names, passing: Sql, dim: int) -> Sql:
+def _by_halves(names: Names, where: Sql, dim: int) -> Sql:
     """The index holds rounded vectors; its candidates are scored with the vectors as they are."""
     half = sql.SQL("halfvec({})").format(sql.Literal(dim))
     return sql.SQL(
         "SELECT row, id, -(embedding <#> %(q)s) AS score FROM (SELECT row, id, embedding FROM {passages} "
         "WHERE {condition} ORDER BY (embedding::{half}) <#> (%(q)s::{half}) LIMIT %(candidates)s) AS found "
         "ORDER BY score DESC, row LIMIT %(k)s"
-    ).format(passages=names.passages, condition=passing, half=half)
+    ).format(passages=names.passages, condition=where, half=half)
 
 
 def _ask(
@@ -149,14 +149,14 @@ def _ask(
     connection.execute(
         "SELECT set_config('enable_indexscan', %s, true), set_config('enable_seqscan', %s, true)", switches
     )
-    found: list[TableHits] = []
+    results: list[TableHits] = []
     with connection.cursor() as cursor:
         cursor.executemany(query, [values | {"q": vector} for vector in vectors], returning=True)
         while True:
             rows = cursor.fetchall()
-            found.append(TableHits([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
+            results.append(TableHits([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
             if not cursor.nextset():
-                return found
+                return results
 
 
 def _pair(name: str, value: Value) -> str:

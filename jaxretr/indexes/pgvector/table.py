@@ -77,7 +77,7 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class State:
-    """The current row of facts.
+    """The row of facts about a table as it is now.
 
     Attributes:
       generation: the generation of the export; another one means another table.
@@ -98,7 +98,7 @@ class State:
 
 @dataclass(frozen=True)
 class Names:
-    """The tables' names, quoted."""
+    """The names of an index's two tables, quoted for SQL."""
 
     passages: Sql
     facts: Sql

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def checked(row: Row) -> tuple[str, str, str, Any]:
-    """The columns of a passage.
+    """The columns of a passage as they are sent to PostgreSQL, checked.
 
     Raises:
       UserError: PostgreSQL cannot store it.
@@ -128,8 +128,8 @@ def build_indexes(
       m, ef_construction: parameters of the HNSW index.
     """
     table = names.passages
-    wanted = round(1.3 * rows * (dim * (4 if indexed == "vector" else 2) + 16 * m) / 2**20)
-    megabytes = min(max(wanted, _LEAST_BUILD_MB), _MOST_BUILD_MB)
+    needed = round(1.3 * rows * (dim * (4 if indexed == "vector" else 2) + 16 * m) / 2**20)
+    megabytes = min(max(needed, _LEAST_BUILD_MB), _MOST_BUILD_MB)
     connection.execute(
         "SELECT set_config('maintenance_work_mem', %s, true) WHERE pg_size_bytes(current_setting('maintenance_work_mem')) "
         "< pg_size_bytes(%s)",
@@ -169,8 +169,8 @@ def exchange(connection: Connection, new: Names, address: Address) -> None:
     """Exchange the old tables for the new ones, once their readers have finished; only the commit remains."""
     old, table = Names.of(address.table), address.table[-1]
     # Readers lock the facts first, so this order cannot end in a deadlock.
-    for there, fresh, name in ((old.facts, new.facts, f"{table}_facts"), (old.passages, new.passages, table)):
-        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(there))
+    for old_table, fresh, name in ((old.facts, new.facts, f"{table}_facts"), (old.passages, new.passages, table)):
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(old_table))
         connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(fresh, sql.Identifier(name)))
 
 
@@ -229,13 +229,13 @@ def delete(connection: Connection, names: Names, generation: str, ids: Sequence[
     """Remove passages; return the write's number and how many were removed, or None, as `upsert` does."""
     if (begun := _begin_write(connection, names, generation, 0)) is None:
         return None
-    gone = connection.execute(
+    count = connection.execute(
         sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(names.passages), (list(ids),)
     ).rowcount
     connection.execute(
-        sql.SQL("UPDATE {} SET rows = rows - %s, changed = changed + %s").format(names.facts), (gone, gone)
+        sql.SQL("UPDATE {} SET rows = rows - %s, changed = changed + %s").format(names.facts), (count, count)
     )
-    return begun[0], gone
+    return begun[0], count
 
 
 def _begin_write(connection: Connection, names: Names, generation: str, rows: int) -> tuple[int, int] | None:
@@ -244,11 +244,11 @@ def _begin_write(connection: Connection, names: Names, generation: str, rows: in
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
     )
-    found = connection.execute(
+    row = connection.execute(
         sql.SQL(
             "UPDATE {} SET sequence = sequence + 1, next_row = next_row + %s WHERE generation = %s "
             "RETURNING sequence, next_row - %s"
         ).format(names.facts),
         (rows, generation, rows),
     ).fetchone()
-    return None if found is None else (found[0], found[1])
+    return None if row is None else (row[0], row[1])

@@ -72,11 +72,11 @@ def local_topk(
     n = rows.shape[0]
     shard = Shard(rows, jnp.asarray(num_valid_local, jnp.int32), allowed, scales)
     arrays = lax.stop_gradient((queries, shard))
-    given = {"k": k, "block_rows": block_rows}
-    streamed = partial(streamed_topk, **given)
-    cpu = partial(grouped_topk, **given) if can_group(n, k, block_rows) else streamed
+    sizes = {"k": k, "block_rows": block_rows}
+    streamed = partial(streamed_topk, **sizes)
+    cpu = partial(grouped_topk, **sizes) if can_group(n, k, block_rows) else streamed
     cuda, tpu, others = (
-        partial(pyramid_topk, **given, kind=kind) if can_narrow(n, k, block_rows, kind) else streamed
+        partial(pyramid_topk, **sizes, kind=kind) if can_narrow(n, k, block_rows, kind) else streamed
         for kind in (CUDA if has_matrix_kernels() else GPU, TPU, GPU)
     )
     return lax.platform_dependent(*arrays, cpu=cpu, cuda=cuda, tpu=tpu, default=others)
@@ -148,10 +148,10 @@ def search_step(
         queries = lax.all_gather(queries, axis, tiled=True, to="invarying")
     n = rows.shape[0]
     num_valid_local = jnp.clip(jnp.asarray(num_valid, jnp.int32) - lax.axis_index(axis).astype(jnp.int32) * n, 0, n)
-    found = local_topk(
+    candidates = local_topk(
         queries, rows, min(k, n), num_valid_local=num_valid_local, block_rows=block_rows, allowed=allowed, scales=scales
     )
-    return global_topk(*found, k, rows_per_shard=n, axis=axis)
+    return global_topk(*candidates, k, rows_per_shard=n, axis=axis)
 
 
 def merge_topk(

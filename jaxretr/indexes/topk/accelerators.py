@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     Attributes:
       rows: the least number of rows of a group.
       fan: groups in a group of groups.
-      few: the most questions for which all rows are multiplied element by element in one pass over them, which waits
+      small_batch: the most questions for which all rows are multiplied element by element in one pass over them, which waits
         for the memory alone. On GPUs XLA copies a block before the matrix unit reads it, which takes longer than to
         read it.
       kernel: the function that computes the maxima of groups from all rows with more questions, see `gpu_kernel`;
@@ -60,13 +60,13 @@ class Kind(NamedTuple):
 
     rows: int
     fan: int
-    few: int
+    small_batch: int
     kernel: Callable[..., jax.Array] | None = None
 
 
-GPU = Kind(rows=16, fan=16, few=8)
-CUDA = GPU._replace(few=1, kernel=fused_maxima)
-TPU = Kind(rows=16, fan=128, few=0)
+GPU = Kind(rows=16, fan=16, small_batch=8)
+CUDA = GPU._replace(small_batch=1, kernel=fused_maxima)
+TPU = Kind(rows=16, fan=128, small_batch=0)
 
 
 class Layout(NamedTuple):
@@ -114,7 +114,7 @@ class Layout(NamedTuple):
         limit = max(MAXIMA_BYTES, n * dim * itemsize // 16)
         while 4 * batch * n > limit * width and 4 * width * count <= n and 2 * width <= min(block_rows, TILE_ROWS):
             width *= 2
-        if batch <= kind.few:
+        if batch <= kind.small_batch:
             return cls(n, width, count, 1)
         if kind.kernel is not None and can_fuse(shape, itemsize):
             return cls(n, width, count, terms)
@@ -127,12 +127,12 @@ class Layout(NamedTuple):
         block = 0
         if self.size < rows:
             scores, block = self.terms * scores, self.size * stored
-        elif batch > kind.few:
+        elif batch > kind.small_batch:
             scores = 0  # none leaves the kernel
         maxima = 4 * batch * rows // self.width * (1 + 2 / kind.fan)
-        again = self.count * self.width
-        at_once = again_at_once(batch, again, dim)
-        return int(scores + block + maxima + batch * again * 16 + at_once * again * dim * 4)
+        rescored_rows = self.count * self.width
+        at_once = again_at_once(batch, rescored_rows, dim)
+        return int(scores + block + maxima + batch * rescored_rows * 16 + at_once * rescored_rows * dim * 4)
 
 
 def can_narrow(n: int, k: int, block_rows: int, kind: Kind) -> bool:
@@ -170,7 +170,7 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
         scores = _full(jnp.where(block.valid, scores, -jnp.inf), layout.width)
         return unsigned_zero(_maxima_of(scores, layout.width))
 
-    if batch <= kind.few:
+    if batch <= kind.small_batch:
         block = shard.block(jnp.int32(0), layout.size)
         return jnp.stack([maxima(scores, block) for scores in _elementwise_products(queries, block)])[None]
 
@@ -233,9 +233,9 @@ def _pyramid(maxima: jax.Array, fan: int, top: int) -> list[jax.Array]:
     another block's: where it has too few, the top is higher than that.
     """
     blocks, _, groups = maxima.shape
-    height, left = 0, groups
-    while left >= fan and blocks * left > top:
-        height, left = height + 1, -(-left // fan)
+    height, width = 0, groups
+    while width >= fan and blocks * width > top:
+        height, width = height + 1, -(-width // fan)
     levels = [_full(maxima, fan**height)]
     for _ in range(height):
         levels.append(_maxima_of(levels[-1], fan))
@@ -252,12 +252,13 @@ def _first_groups(levels: list[jax.Array], count: int, fan: int) -> jax.Array:
     groups = _first(jnp.moveaxis(top, 1, 0).reshape(batch, -1), count)
     for level in reversed(below):
         blocks, _, size = level.shape
+        # The parts of the groups that were chosen one level up, of which the first `count` go on.
         parents = level.reshape(blocks, batch, size // fan, fan)
         number, place = groups // (size // fan), groups % (size // fan)
         maxima = parents[number, jnp.arange(batch)[:, None], place]  # [B, count, fan]
         parts = groups[:, :, None] * fan + jnp.arange(fan, dtype=jnp.int32)
-        chosen = _first(maxima.reshape(batch, -1), count)
-        groups = jnp.take_along_axis(parts.reshape(batch, -1), chosen, axis=-1)
+        first = _first(maxima.reshape(batch, -1), count)
+        groups = jnp.take_along_axis(parts.reshape(batch, -1), first, axis=-1)
     return groups
 
 
@@ -272,7 +273,7 @@ def _score_again(
 ) -> tuple[jax.Array, jax.Array]:
     """Scores [B, count * width] of the rows of groups, given by block and place [B, count], and rows, ascending."""
 
-    def one(query: jax.Array, number: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def score_question(query: jax.Array, number: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
         block = shard.groups(number, place, layout.size, layout.width)
         (scores,) = _elementwise_products(query[None], block)
         if block.scales is not None:
@@ -282,8 +283,8 @@ def _score_again(
     batch = queries.shape[0]
     at_once = again_at_once(batch, place.shape[1] * layout.width, queries.shape[1])
     if at_once == batch:
-        return jax.vmap(one)(queries, number, place)
-    return lax.map(lambda each: one(*each), (queries, number, place), batch_size=at_once)
+        return jax.vmap(score_question)(queries, number, place)
+    return lax.map(lambda each: score_question(*each), (queries, number, place), batch_size=at_once)
 
 
 def again_at_once(batch: int, rows: int, dim: int) -> int:

@@ -30,8 +30,8 @@ def can_fuse(shape: tuple[int, ...], itemsize: float) -> bool:
     Pallas counts places in an array of up to 4 GB with 32 bits and a sign, which is one bit too few for int8.
     """
     n, dim = shape
-    beyond = 2**31 < n * dim <= 2**32 and itemsize < 2
-    return itemsize <= 2 and dim % CHUNK == 0 and not beyond
+    overflows = 2**31 < n * dim <= 2**32 and itemsize < 2
+    return itemsize <= 2 and dim % CHUNK == 0 and not overflows
 
 
 def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, interpret: bool = False) -> jax.Array:
@@ -56,9 +56,9 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
     chunk = CHUNK if count == 1 else CHUNK // 2
     terms = jnp.pad(terms, ((0, 0), (0, -batch % tile), (0, 0)))
     padded = terms.shape[1]
-    given = [array for array in (shard.allowed, shard.scales) if array is not None]
+    options = [array for array in (shard.allowed, shard.scales) if array is not None]
     grid = padded // tile, pl.cdiv(n, TILE_ROWS)  # the tiles of the same rows one after the other
-    arrays = [jnp.reshape(shard.num_valid, 1), terms.reshape(-1, dim), as_numbers(shard.rows, terms), *given]
+    arrays = [jnp.reshape(shard.num_valid, 1), terms.reshape(-1, dim), as_numbers(shard.rows, terms), *options]
     arrays = varying_alike(*arrays)
     varying: Any = jax.typeof(arrays[0]).manual_axis_type
     kernel = functools.partial(
@@ -99,15 +99,15 @@ def _kernel(
     has_scales: bool,
 ) -> None:
     """One tile [questions, rows] of scores, and the maxima of its groups of rows."""
-    *given, maxima = others
+    *options, maxima = others
     n, dim = rows.shape
     first_question, first_row = pl.program_id(0) * tile, pl.program_id(1) * TILE_ROWS
-    here, row = pl.ds(first_row, TILE_ROWS), first_row + jnp.arange(TILE_ROWS)
-    there = row < n
+    row_slice, row = pl.ds(first_row, TILE_ROWS), first_row + jnp.arange(TILE_ROWS)
+    is_row = row < n
 
     def add(number: jax.Array, scores: jax.Array) -> jax.Array:
         part = pl.ds(number * chunk, chunk)
-        of_rows = triton.load(rows.at[here, part], mask=there[:, None], other=0).astype(jnp.bfloat16)
+        of_rows = triton.load(rows.at[row_slice, part], mask=is_row[:, None], other=0).astype(jnp.bfloat16)
         for term in reversed(range(count)):  # the smallest first
             of_questions = terms[pl.ds(term * questions + first_question, tile), part]
             scores += triton.dot(of_questions, of_rows, trans_b=True)
@@ -116,8 +116,8 @@ def _kernel(
     scores = lax.fori_loop(0, dim // chunk, add, jnp.zeros((tile, TILE_ROWS), jnp.float32))
     valid = row < num_valid[0]
     if has_allowed:
-        valid &= triton.load(given[0].at[here], mask=there, other=False)
+        valid &= triton.load(options[0].at[row_slice], mask=is_row, other=False)
     if has_scales:
-        scores *= triton.load(given[-1].at[here], mask=there, other=0.0)
+        scores *= triton.load(options[-1].at[row_slice], mask=is_row, other=0.0)
     scores = jnp.where(valid, scores, -jnp.inf)
     maxima[...] = unsigned_zero(scores.reshape(tile, TILE_ROWS // width, width).max(2))

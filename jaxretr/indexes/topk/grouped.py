@@ -30,14 +30,14 @@ def grouped_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> t
     by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
     """
     n, batch = shard.rows.shape[0], queries.shape[0]
-    whole = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
-    size = n if whole else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
+    is_single_block = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
+    size = n if is_single_block else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
     groups = _best_groups(queries, shard, k, size)
     # In the order of rows, so that the first of equal scores is the lowest row.
     of_questions = queries, jnp.sort(groups, axis=-1)
     # A few questions at a time keep all cores busy.
     scores, row = lax.map(
-        lambda one: _group_scores(one[0], one[1], shard, size), of_questions, batch_size=4 if batch >= 32 else None
+        lambda pair: _group_scores(pair[0], pair[1], shard, size), of_questions, batch_size=4 if batch >= 32 else None
     )  # [B, k * FINE]
     scores, row = select_best(scores, row, k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
@@ -108,8 +108,8 @@ def _top_groups(maxima: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
         best, group = lax.top_k(maxima.T, min(k, groups))
         return best, group
     coarse = maxima.reshape(groups // width, width, batch)
-    _, chosen = lax.top_k(coarse.max(1).T, k)
-    chosen = jnp.sort(chosen, axis=-1)  # [B, k]
-    fine = coarse[chosen, :, jnp.arange(batch)[:, None]].reshape(batch, -1)
-    number = (chosen[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)).reshape(batch, -1)
+    _, coarse_groups = lax.top_k(coarse.max(1).T, k)
+    coarse_groups = jnp.sort(coarse_groups, axis=-1)  # [B, k]
+    fine = coarse[coarse_groups, :, jnp.arange(batch)[:, None]].reshape(batch, -1)
+    number = (coarse_groups[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)).reshape(batch, -1)
     return select_best(fine, number, k)

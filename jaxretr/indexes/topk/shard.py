@@ -41,12 +41,12 @@ class Shard(NamedTuple):
         lowest = jnp.maximum(start, number * size)
         first = jnp.minimum(start, self.rows.shape[0] - width)
         row = first[:, None] + jnp.arange(width, dtype=jnp.int32)
-        beyond = jnp.minimum((number + 1) * size, self.num_valid)
-        valid = (row >= lowest[:, None]) & (row < beyond[:, None])
+        block_end = jnp.minimum((number + 1) * size, self.num_valid)
+        valid = (row >= lowest[:, None]) & (row < block_end[:, None])
         cut = jax.vmap(lambda start, array: lax.dynamic_slice_in_dim(array, start, width), in_axes=(0, None))
         rows, allowed, scales = jax.tree.map(partial(cut, first), (self.rows, self.allowed, self.scales))
-        found = Block(rows, row, valid if allowed is None else valid & allowed, scales)
-        return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), found)
+        block = Block(rows, row, valid if allowed is None else valid & allowed, scales)
+        return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), block)
 
     def block(self, number: jax.Array, size: int) -> "Block":
         """Rows [number * size, (number + 1) * size), or the last `size` rows."""

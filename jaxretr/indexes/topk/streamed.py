@@ -54,7 +54,7 @@ def block_candidates(scores: jax.Array, row: jax.Array, k: int) -> tuple[jax.Arr
     if n % GROUP or 2 * GROUP * k > n:  # the groups would hold most of the block
         return scores, jnp.broadcast_to(row, scores.shape)
     groups = scores.reshape(batch, n // GROUP, GROUP)
-    _, chosen = lax.top_k(groups.max(-1), k)
-    chosen = jnp.sort(chosen, axis=-1)[:, :, None]  # [B, k, 1]
-    scores = jnp.take_along_axis(groups, chosen, axis=1)
-    return scores.reshape(batch, -1), row.reshape(-1, GROUP)[chosen[:, :, 0]].reshape(batch, -1)
+    _, group = lax.top_k(groups.max(-1), k)
+    group = jnp.sort(group, axis=-1)[:, :, None]  # [B, k, 1]
+    scores = jnp.take_along_axis(groups, group, axis=1)
+    return scores.reshape(batch, -1), row.reshape(-1, GROUP)[group[:, :, 0]].reshape(batch, -1)

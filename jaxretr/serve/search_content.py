@@ -24,7 +24,7 @@ def search_options(request: SearchRequest) -> SearchOptions:
     )
 
 
-def asked_texts(request: SearchRequest) -> list[str] | None:
+def question_texts(request: SearchRequest) -> list[str] | None:
     """The questions of a request, if they are given as texts.
 
     Raises:
@@ -32,15 +32,15 @@ def asked_texts(request: SearchRequest) -> list[str] | None:
     """
     if (request.query is None) == (request.vector is None):
         raise Invalid("give either query or vector", "query")
-    asked: Any = request.query if request.query is not None else request.vector
-    alone = isinstance(asked, str) or not isinstance(asked[0], str | list)
-    count = 1 if alone else len(asked)
+    questions: Any = request.query if request.query is not None else request.vector
+    is_single = isinstance(questions, str) or not isinstance(questions[0], str | list)
+    count = 1 if is_single else len(questions)
     if count * request.k > MAX_HITS:
         raise Invalid(f"{count} questions of {request.k} hits each are more than {MAX_HITS} hits; ask for fewer", "k")
     return [request.query] if isinstance(request.query, str) else request.query
 
 
-def asked_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[float] | None:
+def part_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[float] | None:
     """The weights of a combined model's parts; None: its own.
 
     Raises:
@@ -56,14 +56,14 @@ def asked_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[flo
     return [first, request.lexical_weight, *rest]
 
 
-def asked_vectors(request: SearchRequest, dim: int) -> np.ndarray:
+def question_vectors(request: SearchRequest, dim: int) -> np.ndarray:
     """The questions of a request that are given as vectors, float32 [B, D].
 
     Raises:
       Invalid: they do not fit the index.
     """
-    given: Any = request.vector
-    vectors = given if isinstance(given[0], list) else [given]
+    questions: Any = request.vector
+    vectors = questions if isinstance(questions[0], list) else [questions]
     for number, vector in enumerate(vectors):
         if len(vector) != dim:
             raise Invalid(f"vector {number} has {len(vector)} numbers, the index {dim} dimensions", "vector")
@@ -89,36 +89,36 @@ class AnswerHits:
     def has_parts(self) -> bool:
         """Whether hits have scores of the model's parts, which are computed from their vectors."""
         model = self._encoder.encoder
-        given = self._request.query is None  # as vectors, perhaps of other weights
-        return not given and isinstance(model, CombinedEncoder) and model.config.how == "concatenate"
+        is_vector = self._request.query is None  # as vectors, perhaps of other weights
+        return not is_vector and isinstance(model, CombinedEncoder) and model.config.how == "concatenate"
 
-    def answered(self, found: Findings, vectors: np.ndarray) -> list[answers.Hits]:
+    def results(self, findings: Findings, vectors: np.ndarray) -> list[answers.Hits]:
         """Make each question's entry in the answer, its hits best first.
 
         Args:
-          found: the index's hits, with their documents and vectors where they are needed.
+          findings: the index's hits, with their documents and vectors where they are needed.
           vectors: the questions' vectors, float32 [B, D].
         """
         results: list[answers.Hits] = []
-        for vector, hits in zip(vectors, found.hits, strict=True):
-            shown = [self._hit(hit, found.documents.get(hit.id)) for hit in hits]
+        for vector, hits in zip(vectors, findings.hits, strict=True):
+            shown = [self._hit(hit, findings.documents.get(hit.id)) for hit in hits]
             if self.has_parts and hits:
-                passages = np.stack([found.vectors[hit.id] for hit in hits])
+                passages = np.stack([findings.vectors[hit.id] for hit in hits])
                 for hit, scores in zip(shown, self._parts(passages, vector), strict=True):
                     hit["parts"] = scores
             results.append({"hits": shown})
         return results
 
-    def reranked(self, results: Sequence[answers.Hits], scores: np.ndarray) -> list[answers.Hits]:
+    def rerank(self, results: Sequence[answers.Hits], scores: np.ndarray) -> list[answers.Hits]:
         """The hits in the order of a re-ranker's scores, float32 [all hits]; equal ones keep their order."""
         ordered: list[answers.Hits] = []
         start = 0
         for each in results:
             hits = each["hits"]
-            own = scores[start : start + len(hits)]
+            hit_scores = scores[start : start + len(hits)]
             start += len(hits)
-            best = np.argsort(-own, kind="stable")[: self._request.k].tolist()
-            for hit, score in zip(hits, own.tolist(), strict=True):
+            best = np.argsort(-hit_scores, kind="stable")[: self._request.k].tolist()
+            for hit, score in zip(hits, hit_scores.tolist(), strict=True):
                 hit["first_score"], hit["score"] = hit["score"], score
             ordered.append({"hits": [hits[n] for n in best]})
         return ordered
