@@ -9,9 +9,8 @@ from jaxretr.exports.card import read_run
 from jaxretr.exports.verify_model import Report, verify
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.hf_files import some_names
 from jaxretr.models.hub.sentence_transformers import read_prompts
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, some_names
 from jaxretr.runtime.storage.copies import local_copy
 from jaxretr.runtime.storage.files import atomic_folder
 

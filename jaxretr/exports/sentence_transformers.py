@@ -17,7 +17,6 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.hub.export_note import ExportNote
-from jaxretr.models.hub.hf_files import write_safetensors
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.models.hub.sentence_transformers import (
@@ -30,6 +29,7 @@ from jaxretr.models.hub.sentence_transformers import (
     Activation,
     cutting_projection,
 )
+from jaxretr.models.hub.tensor_files import write_safetensors
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import write_json
 

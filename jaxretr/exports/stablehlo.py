@@ -20,7 +20,7 @@ from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import embed
-from jaxretr.models.hub.hf_files import write_safetensors
+from jaxretr.models.hub.tensor_files import write_safetensors
 from jaxretr.runtime.errors import UserError, import_extra, reason
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import atomic_write

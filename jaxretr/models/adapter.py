@@ -8,7 +8,6 @@ from typing import Any, Protocol, Self, TypeVar
 import jax
 import numpy as np
 
-from jaxretr.config import AdapterShape
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.backbone_config import TRAINING_ONLY, Backbone
@@ -39,7 +38,7 @@ M = TypeVar("M", bound=Adaptable)
 
 
 @dataclass(frozen=True, repr=False)
-class Adapter:
+class Adapter(AdapterParts):
     """A relevance module: small modules that make a retriever of any encoder of their shape.
 
     Attributes:
@@ -49,11 +48,6 @@ class Adapter:
         not tell (PEFT, adapter-transformers).
       tokenizer: that encoder's `tokenizer_fingerprint`, or None.
     """
-
-    shape: AdapterShape
-    params: Params
-    encoder: DualEncoderConfig | None = None
-    tokenizer: str | None = None
 
     def __repr__(self) -> str:
         shape = self.shape
@@ -65,11 +59,6 @@ class Adapter:
     def size(self) -> int:
         """Number of parameters."""
         return count(self.params)
-
-    @property
-    def parts(self) -> AdapterParts:
-        """The parts that the adapter's folder contains."""
-        return AdapterParts(self.shape, self.params, self.encoder, self.tokenizer)
 
     @staticmethod
     def of(model: Adaptable) -> "Adapter":
@@ -96,7 +85,7 @@ class Adapter:
         Raises:
           UserError: there are no adapters, or they cannot be represented.
         """
-        return Adapter(*adapter_folder.load(path, backbone))
+        return Adapter(**vars(adapter_folder.load(path, backbone)))
 
     def save(self, folder: str | Path) -> None:
         """Write adapter.json and adapter.safetensors (float32); both appear at once.
@@ -107,7 +96,7 @@ class Adapter:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        adapter_folder.save(Path(folder), self.parts)
+        adapter_folder.save(Path(folder), self)
 
     def save_peft(self, folder: str | Path, base_model: str, *, side: Side = "passage") -> None:
         """Write LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.

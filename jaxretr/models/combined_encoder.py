@@ -241,37 +241,28 @@ def load_encoder(
       UserError: as for those two; or a setting of a dual encoder is given for a combined one.
     """
     check_finished(path_or_name)
-    if Path(path_or_name).expanduser().is_file():  # A .cp file of the original DPR.
-        path: str | Path = path_or_name
+    settings: dict[str, Any] = {
+        "passage_path": passage_path,
+        "tokenizer": tokenizer,
+        "pooling": pooling,
+        "normalise": normalise,
+        "passage_template": passage_template,
+        "query_prompt": query_prompt,
+        "passage_prompt": passage_prompt,
+        "truncate_dim": truncate_dim,
+    }
+    is_file = Path(path_or_name).expanduser().is_file()  # a .cp file of the original DPR
+    path = Path(path_or_name) if is_file else resolve(path_or_name)
+    if is_file or not combined_folder.is_combined(model_folder(path)):
+        encoder = DualEncoder.from_pretrained(path, dtype=dtype, **settings)
+    elif truncate_dim is not None:
+        raise UserError(
+            f"{path_or_name}: a combined model is not cut, its parts are; combine them again with "
+            f"`jaxretr combine ... --truncate-dim`, one number a part"
+        )
+    elif superfluous := next((name for name, value in settings.items() if value is not None), None):
+        raise UserError(f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out")
     else:
-        path = resolve(path_or_name)
-        if combined_folder.is_combined(model_folder(path)):
-            if truncate_dim is not None:
-                raise UserError(
-                    f"{path_or_name}: a combined model is not cut, its parts are; combine them again with "
-                    f"`jaxretr combine ... --truncate-dim`, one number a part"
-                )
-            given = {"passage_path": passage_path, "tokenizer": tokenizer, "pooling": pooling}
-            given |= {"normalise": normalise, "passage_template": passage_template}
-            given |= {"query_prompt": query_prompt, "passage_prompt": passage_prompt}
-            if superfluous := next((name for name, value in given.items() if value is not None), None):
-                raise UserError(
-                    f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
-                )
-            encoder = CombinedEncoder.from_pretrained(path, dtype=dtype)
-            encoder.source = str(path_or_name)
-            return encoder
-    encoder = DualEncoder.from_pretrained(
-        path,
-        dtype=dtype,
-        passage_path=passage_path,
-        tokenizer=tokenizer,
-        pooling=pooling,
-        normalise=normalise,
-        passage_template=passage_template,
-        query_prompt=query_prompt,
-        passage_prompt=passage_prompt,
-        truncate_dim=truncate_dim,
-    )
+        encoder = CombinedEncoder.from_pretrained(path, dtype=dtype)
     encoder.source = str(path_or_name)
     return encoder

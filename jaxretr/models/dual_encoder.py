@@ -182,7 +182,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         """
         adapters = None if self.config.adapter is None else Adapter.of(self)
         parts = dual_encoder_folder.Loaded(self.config, self.params, self.tokenizer, self.mlm_head)
-        dual_encoder_folder.save(Path(folder), parts, None if adapters is None else adapters.parts)
+        dual_encoder_folder.save(Path(folder), parts, adapters)
 
     @property
     def adapter_size(self) -> int:

@@ -14,7 +14,7 @@ from jaxretr import cli
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.exports.folder import export
 from jaxretr.exports.verify_model import verify
-from jaxretr.models.hub.hf_files import TensorFiles, write_safetensors
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage import sealed_folder
 from jaxretr.runtime.storage.files import sha256

@@ -26,7 +26,8 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
 from jaxretr.models.hub import encoder_params
-from jaxretr.models.hub.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
+from jaxretr.models.hub.adapter_formats import kind_of, read_peft, write_peft
+from jaxretr.models.hub.adapter_transformers import read_adapter_transformers
 from jaxretr.runtime.errors import UserError
 
 THEIRS = Path(__file__).parents[1] / "data/adapter_transformers"
@@ -250,8 +251,11 @@ def _edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ({"target_modules": None}, "not a list of modules' names"),
         ({"target_modules": "(query"}, "not a regular expression"),
         ({"target_modules": ["query"]}, "layer.0.attention.self.value.lora_A.weight"),
-        ({"target_modules": ["query", "value", "key"]}, "lacks base_model.model.encoder.layer.0.attention.self.key"),
-        ({"r": 4}, "is [3, 16], but by adapter_config.json and the encoder it must be [4, 16]"),
+        (
+            {"target_modules": ["query", "value", "key"]},
+            "tensors are missing: base_model.model.encoder.layer.0.attention.self.key",
+        ),
+        ({"r": 4}, "has shape [3, 16], but by adapter_config.json and the encoder it must have [4, 16]"),
         ({"r": 0}, "'r' is 0"),
         ({"r": True}, "'r' is True"),
         ({"r": 10**15}, "says r 1000000000000000, but no tensor here is nearly that large"),
@@ -297,9 +301,12 @@ def _with_tensors(lora: Path, folder: Path, change: Callable[[dict[str, np.ndarr
 def test_refuses_tensors_that_do_not_fit(lora: Path, tmp_path: Path) -> None:
     one = "base_model.model.encoder.layer.0.attention.self.query.lora_B.weight"
     changes: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]] = {
-        "missing": (lambda tensors: tensors.pop(one), f"lacks {one}"),
-        "extra": (lambda tensors: tensors.update({one + "s": np.zeros(2)}), f"has {one}s, for which there is no place"),
-        "shape": (lambda tensors: tensors.update({one: tensors[one].T}), f"{one} is [3, 16]"),
+        "missing": (lambda tensors: tensors.pop(one), f"1 of 8 tensors are missing: {one}"),
+        "extra": (
+            lambda tensors: tensors.update({one + "s": np.zeros(2)}),
+            f"1 tensors have no place in this architecture: {one}s",
+        ),
+        "shape": (lambda tensors: tensors.update({one: tensors[one].T}), f"{one} has shape [3, 16]"),
         "layers": (lambda tensors: [tensors.pop(name) for name in list(tensors) if ".1." in name], "for 1 layers"),
         "other": (
             lambda tensors: (tensors.clear(), tensors.update(x=np.zeros(1))),
@@ -384,7 +391,7 @@ LORA, PARALLEL = 0, 1
         (LORA, {"attn_matrices": ["q", "o"]}, "'attn_matrices' is ['q', 'o']"),
         (LORA, {"selfattn_lora": False}, "belongs to no dense layer"),
         (LORA, {"attn_matrices": ["q"]}, "self.value.loras.union.lora_A"),
-        (LORA, {"r": 5}, "is [4, 32], but"),
+        (LORA, {"r": 5}, "has shape [4, 32], but"),
         (LORA, {"alpha": "four"}, "'alpha' is 'four'"),
         (LORA, {"architecture": "prefix_tuning"}, "architecture 'prefix_tuning'"),
         (PARALLEL, {"is_parallel": False}, "'is_parallel' is False"),
@@ -400,7 +407,7 @@ LORA, PARALLEL = 0, 1
         (PARALLEL, {"leave_out": [0]}, "'leave_out' is [0]"),
         (PARALLEL, {"scaling": "learned"}, "'scaling' is 'learned'"),
         (PARALLEL, {"reduction_factor": {"default": 4}}, "'reduction_factor'"),
-        (PARALLEL, {"reduction_factor": 2}, "is [8, 32], but"),
+        (PARALLEL, {"reduction_factor": 2}, "has shape [8, 32], but"),
         (None, {"config": "pfeiffer"}, "does not spell out"),
         (None, {"model_type": "roberta"}, "'roberta'"),
         (None, {"hidden_size": 768}, "hidden_size of 768"),

@@ -17,7 +17,8 @@ from jaxretr.models.backbones.layers import define
 from jaxretr.models.hub.architecture import EncoderCheckpoint
 from jaxretr.models.hub.dpr import read_dpr_cp
 from jaxretr.models.hub.encoder_params import export_encoder, import_checkpoint, read_checkpoint
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.hf_files import read_json
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 
 SEED = 3

@@ -22,7 +22,7 @@ from jaxretr.models.embed import pool
 from jaxretr.models.hub.architecture import EncoderCheckpoint
 from jaxretr.models.hub.bert_family import skipped
 from jaxretr.models.hub.encoder_params import export_encoder, import_checkpoint, names_of, read_checkpoint
-from jaxretr.models.hub.hf_files import TensorFiles, write_safetensors
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 
 SEED = 11
 LENGTHS = np.array([9, 4, 1], np.int32)  # Padded rows, down to a single token.

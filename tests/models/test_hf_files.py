@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxretr.models.hub import hf_files
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.models.hub.hf_files import read_json, resolve
+from jaxretr.models.hub.tensor_files import TensorFiles, load_torch, write_safetensors
 from jaxretr.runtime.errors import UserError
 
 
@@ -205,7 +205,7 @@ def test_bin_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     torch.save(tensors | {"evil": _Evil()}, tmp_path / "pytorch_model.bin")
     with _raises(r"pytorch_model\.bin: truncated, or no checkpoint of tensors only"):
         TensorFiles.open(tmp_path)
-    hf_files.load_torch(tmp_path / "pytorch_model.bin", ignore_objects=True)
+    load_torch(tmp_path / "pytorch_model.bin", ignore_objects=True)
     assert not _Evil.ran
     torch.save({"model": tensors}, tmp_path / "pytorch_model.bin")
     with _raises(r"pytorch_model\.bin: 'model' is not a tensor but dict"):

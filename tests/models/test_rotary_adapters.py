@@ -24,7 +24,8 @@ from jaxretr.models.backbones.adapter_layers import abstract_adapter, merge_lora
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, embed
-from jaxretr.models.hub.adapter_formats import read_adapter_transformers, read_peft, write_peft
+from jaxretr.models.hub.adapter_formats import read_peft, write_peft
+from jaxretr.models.hub.adapter_transformers import read_adapter_transformers
 from jaxretr.models.hub.encoder_params import ARCHITECTURES, read_checkpoint
 from jaxretr.runtime.errors import UserError
 

@@ -46,7 +46,8 @@ from jaxretr.models.hub.encoder_params import (
     read_checkpoint,
     shape_of,
 )
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.hf_files import read_json
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 
 

@@ -44,7 +44,8 @@ from jaxretr.models.backbones.layers import define
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.hub.adapter_formats import read_peft, write_peft
 from jaxretr.models.hub.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.hf_files import read_json
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.sharding import spec_of
 

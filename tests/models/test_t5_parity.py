@@ -15,8 +15,9 @@ from peers import torch, transformers
 from jaxretr.models.backbones.layers import define
 from jaxretr.models.backbones.positions import relative_bucket
 from jaxretr.models.backbones.t5 import T5Config, T5Model
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.t5_params import export_t5, import_t5, read
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 
 SEED = 7

@@ -121,8 +121,8 @@ def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
     """Return the kinds of adapters that the shape has, from stacked or unstacked layers' parameters."""
     if 0 in adapter:
         return {number: kinds_of(shape, layer) for number, layer in adapter.items()}
-    there = {"lora": shape.lora_rank > 0, "parallel": shape.bottleneck > 0}
-    return {kind: adapter[kind] for kind in there if there[kind]}
+    present = {"lora": shape.lora_rank > 0, "parallel": shape.bottleneck > 0}
+    return {kind: adapter[kind] for kind in present if present[kind]}
 
 
 def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:

@@ -1,8 +1,8 @@
 """The folder of an adapter, and other libraries' folders that adapters are read from."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from flax.traverse_util import flatten_dict
 
@@ -12,9 +12,11 @@ from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub import adapter_formats
+from jaxretr.models.hub.adapter_transformers import read_adapter_transformers
 from jaxretr.models.hub.encoder_params import check_sizes
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.models.hub.hf_files import read_json, resolve
 from jaxretr.models.hub.name_table import read_tree
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import atomic_folder, write_json
@@ -29,7 +31,8 @@ _FORMAT = "jaxretr-adapter"
 _VERSION = 1
 
 
-class AdapterParts(NamedTuple):
+@dataclass(frozen=True)
+class AdapterParts:
     """Content of an adapter's folder; see `jaxretr.models.adapter.Adapter`."""
 
     shape: AdapterShape
@@ -55,7 +58,7 @@ def load(path: str | Path, backbone: Backbone | None) -> AdapterParts:
     if kind is not None:
         if backbone is None:
             raise UserError(f"{folder}: is a folder of {kind}, which does not describe the encoder; name that as well")
-        read = adapter_formats.read_peft if kind == "peft" else adapter_formats.read_adapter_transformers
+        read = adapter_formats.read_peft if kind == "peft" else read_adapter_transformers
         shape, params = read(folder, backbone)
         return AdapterParts(shape, {"shared": params})
     raise UserError(
@@ -99,7 +102,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
             )
     tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
     shapes: Params = {side: abstract_adapter(shape, backbone) for side in sides}
-    return read_tree(tensors, shapes, f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:")
+    return read_tree(tensors, shapes, NOTE)
 
 
 def save(folder: Path, adapter: AdapterParts) -> None:

@@ -1,8 +1,7 @@
-"""Other libraries' folders of adapters: PEFT's LoRA, and adapter-transformers (version 3).
+"""Other libraries' folders of adapters: PEFT's LoRA; adapter_transformers.py has the other library's.
 
-The authors of DDR published their relevance modules in the latter. Both keep a settings file of the same name and the
-tensors of every layer separately. Anything that our adapters cannot represent is refused, never dropped: a setting that
-is not listed below must be absent, null, false, 0 or empty.
+Both keep a settings file of the same name and the tensors of every layer separately. Anything that our adapters cannot
+represent is refused, never dropped: a setting that is not listed must be absent, null, false, 0 or empty.
 """
 
 import math
@@ -12,36 +11,34 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.adapter_layers import abstract_adapter
 from jaxretr.models.backbones.backbone_config import Backbone
-from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.architecture import Architecture
 from jaxretr.models.hub.bert_family import DPR_PREFIXES
 from jaxretr.models.hub.encoder_params import names_of
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names, write_safetensors
-from jaxretr.models.hub.name_table import Row, read_rows, write_rows
-from jaxretr.runtime.errors import UserError
+from jaxretr.models.hub.hf_files import read_json
+from jaxretr.models.hub.name_table import NO_NAME, Row, read_rows, write_rows
+from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
+from jaxretr.runtime.errors import UserError, some_names
 from jaxretr.runtime.storage.files import atomic_folder, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 
 NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_TRANSFORMERS_WEIGHTS = ("pytorch_adapter.bin",)
 
 _PEFT_PREFIX = "base_model.model."
 
-_OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
+OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
 
 # Settings and their accepted values other than the empty ones; None: any, because it is read below or does not matter
 # to trained weights.
-_Accepted = Mapping[str, Collection[Any] | None]
+Accepted = Mapping[str, Collection[Any] | None]
 
-_PEFT_ACCEPTED: _Accepted = {
+_PEFT_ACCEPTED: Accepted = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     # pissa, olora, corda, loftq and lora_ga also change the encoder that contains the adapters.
@@ -52,29 +49,6 @@ _PEFT_ACCEPTED: _Accepted = {
     **dict.fromkeys(("inference_mode", "lora_dropout", "eva_config", "megatron_core", "qalora_group_size")),
 }
 _PEFT_REMEDY = "let peft merge it into its encoder (merge_and_unload), and give that encoder"
-
-_LORA_ACCEPTED: _Accepted = {
-    "architecture": ("lora",),
-    "composition_mode": ("add",),
-    **dict.fromkeys(("r", "alpha", "attn_matrices", "selfattn_lora", "intermediate_lora", "output_lora")),
-    **dict.fromkeys(("dropout", "init_weights")),
-}
-_PARALLEL_ACCEPTED: _Accepted = {
-    "architecture": ("bottleneck",),
-    "output_adapter": (True,),
-    "is_parallel": (True,),
-    "non_linearity": ("relu",),
-    "original_ln_after": (True,),
-    **dict.fromkeys(("reduction_factor", "scaling", "init_weights", "dropout")),
-    # A parallel adapter reads the unmodified input of the feed-forward network, and has no residual connection.
-    **dict.fromkeys(("original_ln_before", "residual_before_ln", "adapter_residual_before_ln")),
-    # Without inv_adapter and phm_layer, which are refused, these settings have no effect.
-    **dict.fromkeys(("inv_adapter_reduction_factor", "phm_dim", "phm_c_init", "phm_init_range", "phm_rank")),
-    **dict.fromkeys(("phm_bias", "learn_phm", "factorized_phm_W", "factorized_phm_rule", "shared_W_phm")),
-    **dict.fromkeys(("shared_phm_rule", "hypercomplex_nonlinearity")),
-}
-_PARALLEL_REQUIRED = ("output_adapter", "is_parallel", "non_linearity", "original_ln_after")
-_TRANSFORMERS_REMEDY = "give LoRA, an adapter parallel to the feed-forward network, or the union of both"
 
 
 def kind_of(folder: str | Path) -> Literal["peft", "adapter-transformers"] | None:
@@ -116,8 +90,8 @@ def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Par
         raise UserError(
             f"{where}: its peft_type is {config.get('peft_type')!r}; of PEFT's methods only LORA can be read; {_PEFT_REMEDY}"
         )
-    _check_settings(config, _PEFT_ACCEPTED, where, _PEFT_REMEDY)
-    rank, alpha = _rank(config, where), _number(config, "lora_alpha", where)
+    check_settings(config, _PEFT_ACCEPTED, where, _PEFT_REMEDY)
+    rank, alpha = rank_of(config, where), number_of(config, "lora_alpha", where)
     for key, value in (("rank_pattern", rank), ("alpha_pattern", alpha)):
         pattern = config.get(key) or {}
         if not isinstance(pattern, dict) or any(other != value for other in pattern.values()):
@@ -128,9 +102,9 @@ def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Par
             f"{where}: 'layers_to_transform' is {some}, but all {backbone.num_hidden_layers} layers must have the same "
             f"adapters; {_PEFT_REMEDY}"
         )
-    tensors = TensorFiles.open_file(_weights(folder, _PEFT_WEIGHTS))
+    tensors = TensorFiles.open_file(weights_file(folder, _PEFT_WEIGHTS))
     names = names_of(backbone)
-    prefix = _prefix(tensors, _PEFT_PREFIX, backbone)
+    prefix = tower_prefix(tensors, _PEFT_PREFIX, backbone)
     shape = AdapterShape(
         lora_rank=rank,
         lora_alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
@@ -138,8 +112,8 @@ def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Par
         bottleneck=0,
     )
     pooler = re.compile(re.escape(f"{_PEFT_PREFIX}{prefix}pooler.dense.") + r"lora_[AB]\.weight")
-    rows = _lora_rows(shape, names, _PEFT_PREFIX + prefix, ".", ".weight")
-    return shape, _read(rows, shape, backbone, tensors, pooler)
+    rows = lora_rows(shape, names, _PEFT_PREFIX + prefix, ".", ".weight")
+    return shape, read_table(rows, shape, backbone, tensors, pooler)
 
 
 def write_peft(
@@ -200,7 +174,7 @@ def write_peft(
     }
     with atomic_folder(folder) as partial:
         write_json(partial / NOTE, config, indent=2)
-        rows = _lora_rows(shape, names_of(backbone), _PEFT_PREFIX, ".", ".weight")
+        rows = lora_rows(shape, names_of(backbone), _PEFT_PREFIX, ".", ".weight")
         write_safetensors(partial / _PEFT_WEIGHTS[0], write_rows(rows, adapter_params), {"format": "pt"})
 
 
@@ -232,7 +206,7 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
     if not targets:
         raise UserError(
             f"{where}: 'target_modules' {wanted!r} names no dense layer of {names_of(backbone).display_name}'s "
-            f"({', '.join(modules.values())}); {_OTHER_ENCODER}"
+            f"({', '.join(modules.values())}); {OTHER_ENCODER}"
         )
     return targets
 
@@ -268,105 +242,11 @@ def _peft_names(targets: tuple[str, ...], names: Architecture) -> list[str] | st
     ]
 
 
-# ---- adapter-transformers --------------------------------------------------------------------------------------------
+# ---- of both libraries ------------------------------------------------------------------------------------------------------------
 
 
-def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Params]:
-    """Read a folder that `save_adapter` of adapter-transformers 3 wrote: LoRA, a parallel adapter, or both.
-
-    The library adds alpha / r times LoRA's product, and `scaling` times the parallel adapter's result with its bias:
-    the same formulas as ours. Where its settings do not name LoRA's projections, as before version 3.1, they are query
-    and value.
-
-    Args:
-      folder: folder with adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
-      backbone: shape of the encoder.
-
-    Returns:
-      The adapters' shape; and the parameters of one tower's, laid out as by `init_adapter`, numpy float32.
-
-    Raises:
-      UserError: another kind of adapter, a setting that cannot be represented, another encoder's shape, tensors that
-        are missing, left over or of another shape, or torch is not installed.
-    """
-    folder = Path(folder)
-    where = str(folder / NOTE)
-    content = read_json(folder, NOTE)
-    name = content.get("name")
-    if content.get("model_type") != "bert" or not isinstance(name, str):
-        raise UserError(
-            f"{where}: is of model_type {content.get('model_type')!r} and name {name!r}; only named adapters for bert "
-            "can be read"
-        )
-    if not isinstance(backbone, BertConfig):
-        raise UserError(f"{where}: the adapters are for BERT, not {names_of(backbone).display_name}; {_OTHER_ENCODER}")
-    if content.get("hidden_size") != backbone.hidden_size:
-        raise UserError(
-            f"{where}: the adapters are for a hidden_size of {content.get('hidden_size')}, but the encoder has "
-            f"{backbone.hidden_size}; {_OTHER_ENCODER}"
-        )
-    parts = _parts(content.get("config"), where)
-    settings: dict[str, Any] = {"lora_rank": 0, "bottleneck": 0}
-    for part in parts:
-        lora = part.get("architecture") == "lora"
-        settings |= _lora_settings(part, where) if lora else _parallel_settings(part, where, backbone)
-    if len(parts) > bool(settings["lora_rank"]) + bool(settings["bottleneck"]):
-        raise UserError(f"{where}: holds two adapters of one kind; {_TRANSFORMERS_REMEDY}")
-    shape = AdapterShape(**settings)
-    tensors = TensorFiles.open_file(_weights(folder, _TRANSFORMERS_WEIGHTS))
-    names = names_of(backbone)
-    prefix = _prefix(tensors, "", backbone)
-    braces = name.replace("{", "{{").replace("}", "}}")
-    rows = _lora_rows(shape, names, prefix, f".loras.{braces}.", "") if shape.lora_rank else []
-    if shape.bottleneck:
-        rows += _parallel_rows(f"{prefix}{names.layer}output.adapters.{braces}.")
-    return shape, _read(rows, shape, backbone, tensors, re.compile(r"(?!)"))
-
-
-def _parts(config: Any, where: str) -> list[dict[str, Any]]:
-    parts = [config]
-    if isinstance(config, dict) and config.get("architecture") == "union":
-        parts = config.get("configs")
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
-        raise UserError(f"{where}: 'config' does not spell out the adapters' settings; {_TRANSFORMERS_REMEDY}")
-    for part in parts:
-        if (kind := part.get("architecture")) not in (None, "bottleneck", "lora"):
-            raise UserError(
-                f"{where}: an adapter of architecture {kind!r} cannot be represented; {_TRANSFORMERS_REMEDY}"
-            )
-    return parts
-
-
-def _lora_settings(part: Mapping[str, Any], where: str) -> dict[str, Any]:
-    _check_settings(part, _LORA_ACCEPTED, where, _TRANSFORMERS_REMEDY)
-    targets = []
-    if part.get("selfattn_lora", True):
-        letters = {"q": "query", "k": "key", "v": "value"}
-        matrices = part.get("attn_matrices", ["q", "v"])
-        if not isinstance(matrices, list) or not all(letter in list(letters) for letter in matrices):
-            raise UserError(f"{where}: 'attn_matrices' is {matrices!r}; it must be a list of q, k and v")
-        targets += [letters[letter] for letter in letters if letter in matrices]
-    targets += ["ffn_in"] if part.get("intermediate_lora") else []
-    targets += ["ffn_out"] if part.get("output_lora") else []
-    if not targets:
-        raise UserError(f"{where}: LoRA belongs to no dense layer; {_TRANSFORMERS_REMEDY}")
-    return {
-        "lora_rank": _rank(part, where),
-        "lora_alpha": _number(part, "alpha", where),
-        "lora_targets": tuple(targets),
-    }
-
-
-def _parallel_settings(part: Mapping[str, Any], where: str, backbone: Backbone) -> dict[str, Any]:
-    _check_settings(part, _PARALLEL_ACCEPTED, where, _TRANSFORMERS_REMEDY, _PARALLEL_REQUIRED)
-    bottleneck = max(1, int(backbone.hidden_size // _number(part, "reduction_factor", where)))
-    return {"bottleneck": bottleneck, "scale": _number(part, "scaling", where)}
-
-
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
-def _lora_rows(shape: AdapterShape, names: Architecture, prefix: str, before: str, after: str) -> list[Row]:
+def lora_rows(shape: AdapterShape, names: Architecture, prefix: str, before: str, after: str) -> list[Row]:
+    """Return the table of names for LoRA: `before` and `after` stand around lora_A and lora_B behind a module's name."""
     within = prefix + names.layer
     return [
         Row(f"lora/{target}/{ours}/kernel", within + names.modules[target] + before + theirs + after, True)
@@ -375,49 +255,24 @@ def _lora_rows(shape: AdapterShape, names: Architecture, prefix: str, before: st
     ]
 
 
-def _parallel_rows(module: str) -> list[Row]:
-    return [
-        Row(f"parallel/{ours}/{leaf}", f"{module}{theirs}.{name}", name == "weight")
-        for ours, theirs in (("down", "adapter_down.0"), ("up", "adapter_up"))
-        for leaf, name in (("kernel", "weight"), ("bias", "bias"))
-    ]
-
-
-def _read(
-    rows: list[Row], shape: AdapterShape, backbone: Backbone, tensors: TensorFiles, ignored: re.Pattern[str]
+def read_table(
+    rows: list[Row], shape: AdapterShape, backbone: Backbone, tensors: TensorFiles, ignored: re.Pattern[str] = NO_NAME
 ) -> Params:
     """Read the table's tensors, after checking that they are those of this encoder's layers and no others."""
     layers, where = backbone.num_hidden_layers, tensors.where
-    there = {name for name in tensors.names if not ignored.fullmatch(name)}
     layer = re.compile(re.escape(names_of(backbone).layer).replace(r"\{\}", r"(\d+)"))
-    numbers = {int(match[1]) for name in there if (match := layer.search(name))}
+    numbers = {int(match[1]) for name in tensors.names if not ignored.fullmatch(name) and (match := layer.search(name))}
     if numbers and max(numbers) + 1 != layers:
-        raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {_OTHER_ENCODER}")
+        raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {OTHER_ENCODER}")
     tensors.check_sizes({"r": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
-    shapes = abstract_adapter(shape, backbone)
-    flat: dict[str, Any] = flatten_dict(shapes, sep="/")  # pyright: ignore[reportAssignmentType]
-    wanted = {name: tuple(flat[row.ours].shape[1:]) for row in rows for name in row.names(layers)}
-    transposed = {name for row in rows if row.transposed for name in row.names(layers)}
-    if missing := sorted(wanted.keys() - there):
-        raise UserError(f"{where}: lacks {some_names(missing)}, which {NOTE} promises; copy the folder again")
-    if extra := sorted(there - wanted.keys()):
-        raise UserError(
-            f"{where}: has {some_names(extra)}, for which there is no place here; give LoRA of "
-            f"{names_of(backbone).display_name}'s layers"
-        )
-    for name, ours in wanted.items():
-        theirs = ours[::-1] if name in transposed else ours
-        if tensors.shape(name) != theirs:
-            raise UserError(
-                f"{where}: {name} is {list(tensors.shape(name))}, but by {NOTE} and the encoder it must be "
-                f"{list(theirs)}; {_OTHER_ENCODER}"
-            )
-    return read_rows(rows, shapes, tensors, ignored=ignored, dtype=np.float32)
+    shapes, source = abstract_adapter(shape, backbone), f"{NOTE} and the encoder"
+    return read_rows(rows, shapes, tensors, ignored=ignored, source=source, remedy=OTHER_ENCODER)
 
 
-def _check_settings(
-    config: Mapping[str, Any], accepted: _Accepted, where: str, remedy: str, required: Collection[str] = ()
+def check_settings(
+    config: Mapping[str, Any], accepted: Accepted, where: str, remedy: str, required: Collection[str] = ()
 ) -> None:
+    """Raise UserError for a setting that is not accepted, or is required and empty."""
     for key in sorted(config.keys() | set(required)):
         value = config.get(key)
         values = accepted.get(key, ())
@@ -426,32 +281,36 @@ def _check_settings(
             raise UserError(f"{where}: '{key}' is {value!r}, which cannot be represented{only}; {remedy}")
 
 
-def _weights(folder: Path, names: tuple[str, ...]) -> Path:
+def weights_file(folder: Path, names: tuple[str, ...]) -> Path:
+    """Return the first of these files that a folder has."""
     found = [folder / name for name in names if (folder / name).exists()]
     if not found:
         raise UserError(f"{folder}: no {' or '.join(names)} beside {NOTE}; copy the whole folder")
     return found[0]
 
 
-def _prefix(tensors: TensorFiles, outer: str, backbone: Backbone) -> str:
+def tower_prefix(tensors: TensorFiles, outer: str, backbone: Backbone) -> str:
+    """Return the prefix of the encoder in the names of an adapter's tensors, after `outer`."""
     names = names_of(backbone)
     for prefix in ("", names.prefix, *DPR_PREFIXES):
         if any(name.startswith(outer + prefix + names.layer.split("{}")[0]) for name in tensors.names):
             return prefix
     raise UserError(
         f"{tensors.where}: no adapters of a {names_of(backbone).display_name} encoder ({some_names(tensors.names) or 'no tensors'}); "
-        f"{_OTHER_ENCODER}, saved with save_pretrained or save_adapter"
+        f"{OTHER_ENCODER}, saved with save_pretrained or save_adapter"
     )
 
 
-def _rank(config: Mapping[str, Any], where: str) -> int:
+def rank_of(config: Mapping[str, Any], where: str) -> int:
+    """Return the rank of LoRA."""
     rank = config.get("r")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise UserError(f"{where}: the rank 'r' is {rank!r}, not a positive whole number; copy the file again")
     return rank
 
 
-def _number(config: Mapping[str, Any], key: str, where: str) -> float:
+def number_of(config: Mapping[str, Any], key: str, where: str) -> float:
+    """Return a setting that is a positive number."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
         raise UserError(f"{where}: '{key}' is {value!r}; only one positive number can be represented")

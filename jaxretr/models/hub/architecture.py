@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 from jaxretr.config import Pooling
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.layers import ACTIVATIONS, Params
-from jaxretr.models.hub.hf_files import TensorFiles, config_fields
-from jaxretr.models.hub.name_table import Row, rows_of
+from jaxretr.models.hub.hf_files import config_fields
+from jaxretr.models.hub.name_table import NO_NAME, Row, rows_of
+from jaxretr.models.hub.tensor_files import TensorFiles
 from jaxretr.models.scorers.cross_encoder_shape import HeadShape
 from jaxretr.runtime.errors import UserError
 
@@ -123,7 +124,7 @@ class Architecture:
     length: int | None = None
     title: str = ""
 
-    ignored: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    ignored: ClassVar[re.Pattern[str]] = NO_NAME
     """Pattern for the names of tensors that may exist and are not needed."""
 
     @property

@@ -15,8 +15,9 @@ import numpy as np
 from jaxretr.models.backbones.bert_config import BertArchitecture, BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.architecture import WITH_POOLER, Architecture, DprKind, HeadNames
-from jaxretr.models.hub.hf_files import TensorFiles, config_fields
+from jaxretr.models.hub.hf_files import config_fields
 from jaxretr.models.hub.name_table import Row
+from jaxretr.models.hub.tensor_files import TensorFiles
 from jaxretr.models.scorers.cross_encoder_shape import HeadShape
 from jaxretr.runtime.errors import UserError
 

@@ -1,10 +1,9 @@
 """Cross-encoders and causal language models in Hugging Face folders."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from jaxretr.models.hub.encoder_params import (
     shape_of,
     without_task,
 )
-from jaxretr.models.hub.hf_files import config_fields, open_scorer, read_json, stated_architecture
+from jaxretr.models.hub.hf_files import config_fields, read_json, stated_architecture
 from jaxretr.models.hub.name_table import read_rows, write_rows
+from jaxretr.models.hub.tensor_files import open_scorer
 from jaxretr.models.scorers.causal_lm import LM_HEAD, CausalLmConfig
 from jaxretr.models.scorers.cross_encoder import HEAD, abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
@@ -30,14 +30,6 @@ from jaxretr.runtime.errors import UserError
 
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _OUTPUT = "lm_head.weight"
-_NOTHING = re.compile(r"(?!)")
-
-
-class LoadedCrossEncoder(NamedTuple):
-    """Content of a cross-encoder's folder except for its tokenizer: its shape, and float32 numpy arrays."""
-
-    config: CrossEncoderConfig
-    params: Params
 
 
 def is_cross_encoder(config: Mapping[str, Any], where: str) -> bool:
@@ -58,11 +50,14 @@ def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
     return CrossEncoderConfig(backbone, _head_shape(backbone, config, str(folder)))
 
 
-def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
+def read_cross_encoder(folder: Path) -> tuple[CrossEncoderConfig, Params]:
     """Read an encoder with a classification head of one score.
 
     Args:
       folder: folder with config.json and the weights.
+
+    Returns:
+      The cross-encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
 
     Raises:
       UserError: an architecture without such a head, another number of scores, a setting that is not supported, or
@@ -73,8 +68,8 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
     record = names_of(backbone)
     assert record.head is not None
     shape = _head_shape(backbone, config, tensors.where)
-    there, out = set(tensors.names), f"{record.head.out}.weight"
-    if out in there and (labels := tensors.shape(out)[0]) != 1:
+    names, out = set(tensors.names), f"{record.head.out}.weight"
+    if out in names and (labels := tensors.shape(out)[0]) != 1:
         raise UserError(
             f"{folder}: its head gives {labels} scores, one for each of {labels} classes; give a cross-encoder with one "
             "score (num_labels 1)"
@@ -84,11 +79,11 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
     of_head = {row.theirs for row in rows}
     bare = {**without_task(config, tensors.where), "architectures": [record.encoder]}
     encoder = import_checkpoint(bare, tensors.select(lambda name: name not in of_head))
-    head = read_rows(rows, shapes, tensors.select(of_head.__contains__), ignored=_NOTHING, dtype=np.float32)
-    return LoadedCrossEncoder(CrossEncoderConfig(encoder.config, shape), {BACKBONE: encoder.params, **head})
+    head = read_rows(rows, shapes, tensors.select(of_head.__contains__))
+    return CrossEncoderConfig(encoder.config, shape), {BACKBONE: encoder.params, **head}
 
 
-def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
+def read_answers(folder: Path, yes: int, no: int | None) -> tuple[CrossEncoderConfig, Params]:
     """Read a causal language model as a cross-encoder whose score is the logit of one token less that of another.
 
     Args:
@@ -108,9 +103,7 @@ def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
     kernel = table[yes] - (0.0 if no is None else table[no])
     head = default_head(backbone)
     assert head is not None
-    return LoadedCrossEncoder(
-        CrossEncoderConfig(backbone, head), {BACKBONE: params, HEAD: {"out": {"kernel": kernel[:, None]}}}
-    )
+    return CrossEncoderConfig(backbone, head), {BACKBONE: params, HEAD: {"out": {"kernel": kernel[:, None]}}}
 
 
 def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConfig, Params]:

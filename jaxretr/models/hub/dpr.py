@@ -8,8 +8,8 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.hub.architecture import EncoderCheckpoint
 from jaxretr.models.hub.bert_family import DPR_PREFIXES
 from jaxretr.models.hub.encoder_params import check_sizes, names_of, translate
-from jaxretr.models.hub.hf_files import TensorFiles, load_torch, some_names
-from jaxretr.runtime.errors import UserError
+from jaxretr.models.hub.tensor_files import TensorFiles, load_torch
+from jaxretr.runtime.errors import UserError, some_names
 
 
 def read_dpr_cp(

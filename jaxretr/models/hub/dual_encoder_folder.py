@@ -4,34 +4,25 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import Pooling
-from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerprint
-from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
+from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
-from jaxretr.models.embed import DenseShape, DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.hub import adapter_folder, adapter_formats, sentence_transformers
-from jaxretr.models.hub.architecture import EncoderCheckpoint
-from jaxretr.models.hub.dpr import read_dpr_cp
-from jaxretr.models.hub.encoder_params import check_sizes, default_pooling, names_of, read_checkpoint
+from jaxretr.models.hub.encoder_params import check_sizes
 from jaxretr.models.hub.export_note import FORMAT as EXPORT_FORMAT
-from jaxretr.models.hub.export_note import NOTE, ExportNote, Layout, read_note
-from jaxretr.models.hub.hf_files import (
-    TensorFiles,
-    has_weights,
-    read_json,
-    refuse_file,
-    resolve,
-    write_safetensors,
-)
+from jaxretr.models.hub.export_note import NOTE, SETTINGS, ExportNote, Layout, read_note
+from jaxretr.models.hub.foreign_folders import Loaded, load_cp, load_hugging_face, load_sentence_transformers
+from jaxretr.models.hub.hf_files import read_json, refuse_file, resolve
 from jaxretr.models.hub.name_table import read_tree
-from jaxretr.models.hub.sentence_transformers import PASSAGE, QUERY
+from jaxretr.models.hub.tensor_files import TensorFiles, has_weights, write_safetensors
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.mesh import to_host
@@ -52,30 +43,7 @@ _OURS = (
     *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
 )
 
-# Settings that a plain Hugging Face folder does not state.
-_USE = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
-
-_MAX_LENGTH = 256
-
 _log = logging.getLogger(__name__)
-
-
-class Loaded(NamedTuple):
-    """The parts of a dual encoder as a folder contains them.
-
-    Attributes:
-      config: configuration of the dual encoder.
-      params: laid out as by `init_params`, numpy arrays.
-      tokenizer: tokenizer of the model.
-      mlm_head: head of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
-      guessed: names of the settings of `config` that no file states.
-    """
-
-    config: DualEncoderConfig
-    params: Params
-    tokenizer: Any
-    mlm_head: Params | None = None
-    guessed: tuple[str, ...] = ()
 
 
 def load(
@@ -95,7 +63,7 @@ def load(
     if file.is_file():
         if tokenizer is None or file.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
             refuse_file(file)
-        loaded = _load_cp(file, passage_path, tokenizer)
+        loaded = load_cp(file, passage_path, tokenizer)
     else:
         folder = model_folder(resolve(path_or_name))
         ours, theirs = (folder / NOTE).exists(), sentence_transformers.wrote(folder)
@@ -107,11 +75,11 @@ def load(
         if ours:
             loaded = _load_ours(folder, tokenizer)
         elif theirs:
-            loaded = _load_sentence_transformers(folder, tokenizer, base)
+            loaded = load_sentence_transformers(folder, tokenizer, base)
         elif base != folder:
             loaded = load(base, passage_path=passage_path, tokenizer=tokenizer, pooling=pooling)
         else:
-            loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling)
+            loaded = load_hugging_face(folder, passage_path, tokenizer, pooling)
         if adapter is not None:
             loaded = _with_adapter(loaded, adapter, base)
     return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
@@ -139,14 +107,14 @@ def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
     """A model with the adapter that lies in its folder, as transformers and sentence-transformers load it."""
     note(_log.warning, "%s: its adapter is applied to the weights of %s", folder, base)
     try:
-        shape, modules, *_ = adapter_folder.load(folder, loaded.config.backbone)
+        adapter = adapter_folder.load(folder, loaded.config.backbone)
     except UserError as error:
         raise UserError(
             f"{folder}: {adapter_formats.NOTE} names an adapter that cannot be applied ({error}); move that file away to "
             "load the weights alone"
         ) from error
-    params = {name: {**tower, "adapter": modules["shared"]} for name, tower in loaded.params.items()}
-    config = dataclasses.replace(loaded.config, adapter=shape, lora_merged=False)
+    params = {name: {**tower, "adapter": adapter.params["shared"]} for name, tower in loaded.params.items()}
+    config = dataclasses.replace(loaded.config, adapter=adapter.shape, lora_merged=False)
     return loaded._replace(config=config, params=params)
 
 
@@ -172,20 +140,8 @@ def states_use(path_or_name: str | Path) -> bool:
 
 def use_note(config: DualEncoderConfig, layout: Layout = "bert", *, separate: bool = False) -> ExportNote:
     """Return the note with which a folder in another library's layout is read back as the same model."""
-    return ExportNote(
-        layout=layout,
-        shared=config.shared,
-        separate=separate,
-        passage_template=config.passage_template,
-        query_prompt=config.query_prompt or None,
-        passage_prompt=config.passage_prompt or None,
-        prompts=config.prompts or None,
-        pooling=config.pooling,
-        normalise=config.normalise,
-        truncate_dim=config.truncate_dim,
-        max_question_length=config.max_question_length,
-        max_passage_length=config.max_passage_length,
-    )
+    settings: Any = {name: None if (value := getattr(config, name)) in ("", ()) else value for name in SETTINGS}
+    return ExportNote(layout=layout, shared=config.shared, separate=separate, **settings)
 
 
 def is_ours(folder: Path) -> bool:
@@ -217,144 +173,6 @@ def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
     return loaded._replace(config=dataclasses.replace(config, shared=False), params=params)
 
 
-# ---- the folders of others -------------------------------------------------------------------------------------------
-
-
-def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Pooling | None) -> Loaded:
-    question = read_checkpoint(folder, expect="dpr-question")
-    if passage_path is None:
-        if question.kind == "dpr-question":
-            raise UserError(
-                f"{folder}: is DPR's question encoder alone; give passage_path, the context encoder's folder"
-            )
-        params = {"shared": _tower(question)}
-    else:
-        second = resolve(passage_path)
-        passage = read_checkpoint(second, expect="dpr-context")
-        params = _two_towers(question, passage, f"{folder} and {second}")
-    config = _config(question.config, params, pooling=pooling or default_pooling(question.config))
-    head = question.mlm_head if passage_path is None else None
-    loaded = load_tokenizer(tokenizer or folder)
-    if not reads_pairs(loaded):
-        config = dataclasses.replace(config, passage_template="joined")
-    return Loaded(config, params, loaded, head, () if question.kind == "dpr-question" else _USE)
-
-
-def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
-    if passage_path is not None:
-        raise UserError(f"{file}: holds both towers; leave passage_path out")
-    if tokenizer is None:
-        raise UserError(f"{file}: a .cp file has no tokenizer; give the folder of bert-base-uncased's as tokenizer")
-    question, passage = read_dpr_cp(file)
-    params = _two_towers(question, passage, str(file))
-    return Loaded(_config(question.config, params), params, load_tokenizer(tokenizer))
-
-
-def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None = None) -> Loaded:
-    """Read a folder; `base` holds the weights if the folder has none of its own but an adapter."""
-    modules = sentence_transformers.read(folder)
-    checkpoint = read_checkpoint(modules.transformer if base in (None, folder) else base)
-    loaded = load_tokenizer(tokenizer or modules.transformer)
-    if modules.lower_case:
-        loaded = _lower_casing(loaded)
-    tower: Params = {BACKBONE: checkpoint.params}
-    inner, last = modules.dense[:-1], modules.dense[-1:]
-    if inner:
-        tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(inner)}
-    if last:
-        tower["projection"] = last[0][0]
-    full_size = checkpoint.config.hidden_size
-    for params, _ in modules.dense:
-        if (inputs := len(params["kernel"])) != full_size:
-            raise UserError(
-                f"{folder}: a Dense module takes {inputs} numbers, but what is before it gives {full_size}; the folder is "
-                "a mixture of two models"
-            )
-        full_size = len(params["bias"])
-    cut = modules.truncate_dim is not None and modules.truncate_dim < full_size
-    if cut and modules.normalise and not modules.cut_by_module:
-        note(
-            _log.warning,
-            "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
-            "with encode(..., normalize_embeddings=True)",
-            folder,
-            modules.truncate_dim,
-        )
-    positions = checkpoint.config.max_position_embeddings
-    unstated = names_of(checkpoint.config).length or positions
-    if (limit := modules.max_length or min(loaded.model_max_length, unstated)) > positions:
-        note(
-            _log.warning,
-            "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
-            modules.transformer / sentence_transformers.LIMITS,
-            limit,
-            positions,
-        )
-        limit = positions
-    config = _config(
-        checkpoint.config,
-        {"shared": tower},
-        pooling=modules.pooling,
-        normalise=modules.normalise,
-        passage_template="joined",
-        inner_dense=tuple(DenseShape(len(params["bias"]), activation) for params, activation in inner),
-        projection_activation=last[0][1] if last else "identity",
-        query_prompt=modules.query_prompt,
-        passage_prompt=modules.passage_prompt,
-        prompts=tuple((name, prompt) for name, prompt in modules.prompts.items() if name not in (QUERY, PASSAGE)),
-        max_question_length=limit,
-        max_passage_length=limit,
-        truncate_dim=modules.truncate_dim if cut else None,
-    )
-    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head, modules.guessed)
-
-
-def _lower_casing(tokenizer: Any) -> Any:
-    from tokenizers import normalizers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = tokenizer.backend_tokenizer
-    rest = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    # A BertTokenizer would be saved with its own do_lower_case, and be loaded again without our normaliser.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **tokenizer.special_tokens_map
-    )
-
-
-def _config(backbone: Backbone, params: Params, **settings: Any) -> DualEncoderConfig:
-    projection = next(iter(params.values())).get("projection")
-    length = min(_MAX_LENGTH, backbone.max_position_embeddings)
-    defaults = {
-        "shared": "shared" in params,
-        "projection_size": None if projection is None else projection["kernel"].shape[1],
-        "max_question_length": length,
-        "max_passage_length": length,
-    }
-    return DualEncoderConfig(backbone, **{**defaults, **settings})
-
-
-def _tower(checkpoint: EncoderCheckpoint) -> Params:
-    tower: Params = {BACKBONE: checkpoint.params}
-    return tower if checkpoint.projection is None else {**tower, "projection": checkpoint.projection}
-
-
-def _two_towers(question: EncoderCheckpoint, passage: EncoderCheckpoint, where: str) -> Params:
-    shapes = [
-        {
-            **dataclasses.asdict(checkpoint.config),
-            "projection": None if checkpoint.projection is None else checkpoint.projection["kernel"].shape[1],
-        }
-        for checkpoint in (question, passage)
-    ]
-    differing = shapes[0].keys() - set(TRAINING_ONLY)
-    for name in sorted(differing):
-        one, other = (shape[name] for shape in shapes)
-        if one != other:
-            raise UserError(f"{where}: the towers must be of one shape, but {name} is {one} and {other}")
-    return {"question": _tower(question), "passage": _tower(passage)}
-
-
 # ---- our own folder --------------------------------------------------------------------------------------------------
 
 
@@ -377,7 +195,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     tensors = TensorFiles.open(folder)
     tensors.check_sizes({**config.backbone.sizes(), "projection_size": config.projection_size or 0}, NOTE)
     shapes, _ = partition(abstract_params(config), ("adapter",))
-    params = read_tree(tensors, shapes, f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:")
+    params = read_tree(tensors, shapes, NOTE)
     if config.adapter is not None:
         modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
         params = join(params, {name: {"adapter": modules[name]} for name in modules})
@@ -390,11 +208,11 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     if note.layout != "sentence-transformers":
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR there is only one folder.
         second = passage if note.separate else None
-        config, params, loaded, head, _ = _load_hugging_face(question, second, tokenizer, note.pooling)
+        config, params, loaded, head, _ = load_hugging_face(question, second, tokenizer, note.pooling)
     else:
-        config, params, loaded, head, _ = _load_sentence_transformers(question, tokenizer)
+        config, params, loaded, head, _ = load_sentence_transformers(question, tokenizer)
         if note.separate:
-            other, other_params, other_tokenizer, *_ = _load_sentence_transformers(passage, tokenizer)
+            other, other_params, other_tokenizer, *_ = load_sentence_transformers(passage, tokenizer)
             _check_same_kind(config, other, folder)
             if tokenizer_fingerprint(loaded) != tokenizer_fingerprint(other_tokenizer):
                 raise UserError(f"{folder}: question/ and passage/ have different tokenizers; export the model again")

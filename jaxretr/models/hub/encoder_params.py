@@ -18,12 +18,13 @@ from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.masked_lm import MlmHead
 from jaxretr.models.hub.architecture import Architecture, DprKind, EncoderCheckpoint
 from jaxretr.models.hub.bert_family import BERT_FAMILY, DPR_CLASSES, DPR_PREFIXES
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names, stated_architecture
+from jaxretr.models.hub.hf_files import read_json, stated_architecture
 from jaxretr.models.hub.name_table import Row, read_rows, rows_of, write_rows
 from jaxretr.models.hub.rotary_names import ROTARY_FAMILY
 from jaxretr.models.hub.t5_encoder import T5_FAMILY
+from jaxretr.models.hub.tensor_files import TensorFiles
 from jaxretr.models.scorers.cross_encoder_shape import HeadShape
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, some_names
 from jaxretr.runtime.notes import note
 
 ARCHITECTURES: dict[str, Architecture] = {record.name: record for record in (*BERT_FAMILY, *ROTARY_FAMILY, *T5_FAMILY)}
@@ -170,7 +171,9 @@ def translate(
       UserError: tensors are missing, left over or of a wrong shape, or the head has a decoder of its own.
     """
     record = names_of(shape)
-    tensors = _without_tied_decoder(tensors, prefix, record)
+    words = f"{record.words}.weight"
+    tied = {name: prefix + own if own == words else own for name, own in record.decoder.items()}
+    tensors = tensors.without_copies(tied, "only a tied decoder is supported")
     tensors.check_sizes({**shape.sizes(), "projection_dim": projected}, "config.json")
     shapes: Params = {"encoder": define(lambda rngs: make_backbone(shape, rngs=rngs))[1]}
     if projected:
@@ -182,7 +185,7 @@ def translate(
         if any(row.theirs in tensors.names for row in rows_of({"mlm_head": head}, record.mlm_modules)):
             shapes["mlm_head"] = head
     rows = _rows(shape, shapes, prefix)
-    parts = read_rows(rows, shapes, tensors, ignored=record.ignored, dtype=np.float32)
+    parts = read_rows(rows, shapes, tensors, ignored=record.ignored)
     record.finish(shape, parts["encoder"], tensors, prefix)
     return EncoderCheckpoint(shape, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
 
@@ -200,25 +203,15 @@ def _rows(shape: Backbone, params: Params, prefix: str) -> list[Row]:
 
 
 def _prefix(tensors: TensorFiles, record: Architecture) -> str:
-    there, words = set(tensors.names), f"{record.words}.weight"
-    found = [prefix for prefix in record.prefixes if prefix + words in there]
+    names, words = set(tensors.names), f"{record.words}.weight"
+    found = [prefix for prefix in record.prefixes if prefix + words in names]
     if len(found) == 1:
         return found[0]
     kind = record.display_name
     what = f"two {kind} encoders" if found else f"no {words}, so no {kind} encoder,"
     raise UserError(
-        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(there))}); give one encoder's folder"
+        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(names))}); give one encoder's folder"
     )
-
-
-def _without_tied_decoder(tensors: TensorFiles, prefix: str, record: Architecture) -> TensorFiles:
-    """Drop the head's second names for the word embedding and its bias, after checking that they are equal."""
-    there, words = set(tensors.names), f"{record.words}.weight"
-    tied = {name: prefix + own if own == words else own for name, own in record.decoder.items()}
-    for name, original in tied.items():
-        if name in there and original in there and not np.array_equal(tensors.read(name), tensors.read(original)):
-            raise UserError(f"{tensors.where}: {name} differs from {original}; only a tied decoder is supported")
-    return tensors.select(lambda name: name not in tied or tied[name] not in there)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

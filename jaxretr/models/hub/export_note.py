@@ -52,23 +52,18 @@ class ExportNote:
 
     def stated(self) -> dict[str, Any]:
         """Return the settings of `DualEncoderConfig` that only this note states."""
-        names = (
-            "passage_template",
-            "query_prompt",
-            "passage_prompt",
-            "prompts",
-            "pooling",
-            "normalise",
-            "truncate_dim",
-            "max_question_length",
-            "max_passage_length",
-        )
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
     def write(self, folder: Path) -> None:
         """Write jaxretr.json."""
         content = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
         write_json(folder / NOTE, {"format": FORMAT, "version": _VERSION, "export": content}, indent=2)
+
+
+SETTINGS = tuple(
+    field.name for field in dataclasses.fields(ExportNote) if field.name not in ("layout", "shared", "separate")
+)
+"""Names of the settings of `DualEncoderConfig` that a note states."""
 
 
 def read_note(content: Mapping[str, Any], where: str) -> ExportNote:

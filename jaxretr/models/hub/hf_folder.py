@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.models.hub.hf_files import write_safetensors
+from jaxretr.models.hub.tensor_files import write_safetensors
 from jaxretr.runtime.storage.files import write_json
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.hub.hf_files import TensorFiles, some_names
-from jaxretr.runtime.errors import UserError
+from jaxretr.models.hub.tensor_files import TensorFiles
+from jaxretr.runtime.errors import UserError, some_names
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,26 @@ Place = Callable[[str, np.ndarray], Any]
 """Function that takes a parameter's dotted name and its array, and returns the value that is kept instead."""
 
 
+NO_NAME = re.compile(r"(?!)")
+"""Pattern that no name matches."""
+
+# Remedies for tensors that a Hugging Face folder has too few or too many of, and for tensors of another shape.
+_REMEDIES = (
+    "is config.json this checkpoint's own, and its architecture a supported one?",
+    "config.json and the weights are not of the same model",
+)
+
+
 def read_rows(
     rows: Iterable[Row],
     shapes: Params,
     tensors: TensorFiles,
     *,
-    ignored: re.Pattern[str],
-    dtype: Any,
+    ignored: re.Pattern[str] = NO_NAME,
+    dtype: Any = np.float32,
     place: Place | None = None,
+    source: str = "config.json",
+    remedy: str | None = None,
 ) -> Params:
     """Read a checkpoint into our parameters, tensor by tensor, so that little more than the result is in memory.
 
@@ -91,6 +103,8 @@ def read_rows(
       dtype: numpy dtype of the result.
       place: called with the dotted name and the array of each parameter as soon as it is read; its result is kept
         instead of the array, so that the host need not hold all of them.
+      source: file that states the shapes, for errors.
+      remedy: remedy for tensors that do not fit; None: those of a Hugging Face folder.
 
     Returns:
       A nested dict of numpy arrays, or of what `place` returned.
@@ -99,48 +113,55 @@ def read_rows(
       UserError: tensors are missing, left over, or of another shape.
     """
     table = {row.ours: row for row in rows}
-    flat: dict[str, Any] = dict(flatten_dict(shapes, sep="/"))
-    wanted = {path: tuple(leaf.shape) for path, leaf in flat.items()}
-    if table.keys() != wanted.keys():
-        raise ValueError(f"the table and the model disagree on {sorted(table.keys() ^ wanted.keys())}")
-    sources = {path: row.names(wanted[path][0]) for path, row in table.items()}
-    _check_names({name for names in sources.values() for name in names}, tensors, ignored)
-    for path, names in sources.items():
-        row = table[path]
-        ours = wanted[path][1:] if "{}" in row.theirs else wanted[path]
-        theirs = ours[::-1] if row.transposed else ours
-        theirs = (theirs[0] * row.part[1] + row.skipped, *theirs[1:])
-        for name in names:
-            if tensors.shape(name) != theirs:
-                raise UserError(
-                    f"{tensors.where}: {name} has shape {list(tensors.shape(name))}, but by config.json it must have "
-                    f"{list(theirs)}; config.json and the weights are not of the same model"
-                )
+    wanted = _checked(table, shapes, tensors, ignored, source, remedy)
     params = {}
-    for path, names in sources.items():
-        row = table[path]
+    for path, row in table.items():
         array = np.empty(wanted[path], dtype)
         parts = array if "{}" in row.theirs else array[None]
         if row.first_layer is not None:
             parts[0], parts = row.first_layer, parts[1:]
-        for part, name in zip(parts, names, strict=True):
+        for part, name in zip(parts, row.names(len(array)), strict=True):
             part[...] = row.of_theirs(tensors.read(name))
         params[path] = array if place is None else place(path.replace("/", "."), array)
     return unflatten_dict(params, sep="/")
 
 
-def _check_names(needed: set[str], tensors: TensorFiles, ignored: re.Pattern[str]) -> None:
-    there = set(tensors.names)
-    if missing := sorted(needed - there):
+def _checked(
+    table: Mapping[str, Row],
+    shapes: Params,
+    tensors: TensorFiles,
+    ignored: re.Pattern[str],
+    source: str,
+    remedy: str | None,
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of our parameters by their paths, after the checks of `read_rows`."""
+    names_remedy, shape_remedy = _REMEDIES if remedy is None else (remedy, remedy)
+    flat: dict[str, Any] = dict(flatten_dict(shapes, sep="/"))
+    wanted = {path: tuple(leaf.shape) for path, leaf in flat.items()}
+    if table.keys() != wanted.keys():
+        raise ValueError(f"the table and the model disagree on {sorted(table.keys() ^ wanted.keys())}")
+    sources = {path: row.names(wanted[path][0] if wanted[path] else 0) for path, row in table.items()}
+    needed, present = {name for names in sources.values() for name in names}, set(tensors.names)
+    if missing := sorted(needed - present):
         raise UserError(
-            f"{tensors.where}: {len(missing)} of {len(needed)} tensors are missing: {some_names(missing)}; "
-            "is config.json this checkpoint's own, and its architecture a supported one?"
+            f"{tensors.where}: {len(missing)} of {len(needed)} tensors are missing: {some_names(missing)}; {names_remedy}"
         )
-    if unused := [name for name in sorted(there - needed) if not ignored.fullmatch(name)]:
+    if unused := [name for name in sorted(present - needed) if not ignored.fullmatch(name)]:
         raise UserError(
-            f"{tensors.where}: {len(unused)} tensors have no place in this architecture: {some_names(unused)}; "
-            "is config.json this checkpoint's own, and its architecture a supported one?"
+            f"{tensors.where}: {len(unused)} tensors have no place in this architecture: {some_names(unused)}; {names_remedy}"
         )
+    for path, names in sources.items():
+        row = table[path]
+        ours = wanted[path][1:] if "{}" in row.theirs else wanted[path]
+        theirs = ours[::-1] if row.transposed else ours
+        theirs = (theirs[0] * row.part[1] + row.skipped, *theirs[1:]) if theirs else theirs
+        for name in names:
+            if tensors.shape(name) != theirs:
+                raise UserError(
+                    f"{tensors.where}: {name} has shape {list(tensors.shape(name))}, but by {source} it must have "
+                    f"{list(theirs)}; {shape_remedy}"
+                )
+    return wanted
 
 
 def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
@@ -160,13 +181,13 @@ def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
     }
 
 
-def read_tree(tensors: TensorFiles, shapes: Params, other: str) -> Params:
+def read_tree(tensors: TensorFiles, shapes: Params, source: str) -> Params:
     """Read tensors under our own names, the dotted paths of parameters.
 
     Args:
       tensors: the tensors.
       shapes: our parameters as ShapeDtypeStructs, a nested dict.
-      other: beginning of the error for other tensors: the place, and what they contradict.
+      source: file that states the shapes, for errors.
 
     Returns:
       A nested dict of numpy arrays.
@@ -174,13 +195,7 @@ def read_tree(tensors: TensorFiles, shapes: Params, other: str) -> Params:
     Raises:
       UserError: tensors are missing, left over or of another shape.
     """
-    leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
-    wanted, there = {name: list(leaf.shape) for name, leaf in leaves.items()}, set(tensors.names)
-    for names, what in ((wanted.keys() - there, "missing"), (there - wanted.keys(), "left over")):
-        if names:
-            listed = some_names(sorted(names))
-            raise UserError(f"{other} {len(names)} tensors are {what} ({listed}); copy the folder again")
-    for name, shape in wanted.items():
-        if list(tensors.shape(name)) != shape:
-            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {shape}; copy the folder again")
-    return unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+    table = {path: Row(path, path.replace("/", ".")) for path in flatten_dict(shapes, sep="/")}
+    remedy = f"{source} and the weights are not of the same model; copy the folder again"
+    _checked(table, shapes, tensors, NO_NAME, source, remedy)
+    return unflatten_dict({path: tensors.read(row.theirs) for path, row in table.items()}, sep="/")

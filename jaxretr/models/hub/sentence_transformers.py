@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxretr.config import Pooling
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.hub.hf_files import TensorFiles, read_json, some_names
+from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.poolings import POOLINGS
-from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.models.hub.tensor_files import TensorFiles
+from jaxretr.runtime.errors import UserError, did_you_mean, some_names
 from jaxretr.runtime.notes import note
 
 MODULES = "modules.json"

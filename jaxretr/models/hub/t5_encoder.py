@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxretr.models.backbones.t5_encoder_config import T5_DENSE, T5EncoderConfig
 from jaxretr.models.hub.architecture import Architecture
-from jaxretr.models.hub.hf_files import TensorFiles
 from jaxretr.models.hub.t5_params import ENCODER_LAYER, check_t5, encoder_modules, without_second_names
+from jaxretr.models.hub.tensor_files import TensorFiles
 from jaxretr.runtime.errors import UserError
 
 

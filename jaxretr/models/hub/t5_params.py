@@ -11,8 +11,9 @@ import numpy as np
 from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.t5 import T5Config, T5Model
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
-from jaxretr.models.hub.hf_files import TensorFiles, config_fields, open_scorer, stated_architecture
+from jaxretr.models.hub.hf_files import config_fields, stated_architecture
 from jaxretr.models.hub.name_table import Place, Row, read_rows, rows_of, write_rows
+from jaxretr.models.hub.tensor_files import TensorFiles, open_scorer
 from jaxretr.runtime.errors import UserError
 
 ENCODER_LAYER = "encoder.block.{}.layer."
@@ -52,6 +53,7 @@ _OUTER = {
 }
 
 _SECOND_NAMES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_NOT_TIED = "if it is a T5 v1.1, set tie_word_embeddings to false in config.json"
 _ARCHITECTURES = ("T5ForConditionalGeneration", "T5WithLMHeadModel")
 _FEED_FORWARDS = ("relu", "gated-gelu")
 
@@ -100,8 +102,8 @@ def import_t5(
     tensors = without_second_names(tensors)
     output = "lm_head.weight"
     if t5.tie_word_embeddings:
-        tensors = _without_equal(tensors, "lm_head.weight")
-    elif "lm_head.weight" not in tensors.names and config.get("tie_word_embeddings", True):
+        tensors = tensors.without_copies({output: "shared.weight"}, _NOT_TIED)
+    elif output not in tensors.names and config.get("tie_word_embeddings", True):
         output = "shared.weight"
     tensors.check_sizes(t5.sizes(), "config.json")
     shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
@@ -127,22 +129,7 @@ def without_second_names(tensors: TensorFiles) -> TensorFiles:
     if "shared.weight" not in names:
         first = next((name for name in _SECOND_NAMES if name in names), None)
         tensors = tensors.rename(lambda name: "shared.weight" if name == first else name)
-    for name in _SECOND_NAMES:
-        tensors = _without_equal(tensors, name)
-    return tensors
-
-
-def _without_equal(tensors: TensorFiles, second: str) -> TensorFiles:
-    """Drop another name of the embedding, after checking that it is the same."""
-    names = set(tensors.names)
-    if second not in names or "shared.weight" not in names:
-        return tensors
-    if not np.array_equal(tensors.read(second), tensors.read("shared.weight")):
-        raise UserError(
-            f"{tensors.where}: {second} differs from shared.weight, though config.json says that they are tied; "
-            "if it is a T5 v1.1, set tie_word_embeddings to false there"
-        )
-    return tensors.select(lambda name: name != second)
+    return tensors.without_copies(dict.fromkeys(_SECOND_NAMES, "shared.weight"), _NOT_TIED)
 
 
 def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:

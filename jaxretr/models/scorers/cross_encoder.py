@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.dropout import Dropout, folded
-from jaxretr.models.backbones.layers import ACTIVATIONS, Params, initialise, layer_norm, linear, matmuls_in
+from jaxretr.models.backbones.layers import ACTIVATIONS, Params, define, layer_norm, linear, matmuls_in
 from jaxretr.models.embed import pool
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
@@ -46,15 +46,10 @@ def init_head(config: CrossEncoderConfig, seed: int) -> Params:
     return params
 
 
-def init_params(config: CrossEncoderConfig, seed: int) -> Params:
-    """Draw fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
-    backbone = initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)
-    return {BACKBONE: backbone, HEAD: init_head(config, seed)}
-
-
 def abstract_params(config: CrossEncoderConfig) -> Params:
     """Return the shapes of the parameters, as ShapeDtypeStructs: {"bert": the encoder's, "head": as `init_head`}."""
-    return jax.eval_shape(lambda: init_params(config, 0))
+    backbone = define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]
+    return {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
 
 
 def relevance(
