@@ -90,3 +90,29 @@ def read_array(
             f"{path}: holds {array.dtype} {list(array.shape)} in place of {dtype.name} [{wanted}]; {remedy}"
         )
     return array.view(dtype)
+
+
+def map_rows(path: Path, offsets: np.ndarray, dtype: DTypeLike, remedy: str) -> np.ndarray:
+    """Map a file of rows of different lengths, which follow one another without a header.
+
+    Args:
+      path: the file.
+      offsets: the place where each row begins, and where the last ends, int64 [N + 1].
+      dtype: the dtype of the numbers.
+      remedy: the remedy that errors state.
+
+    Returns:
+      The numbers of all rows, [offsets[N]].
+
+    Raises:
+      UserError: the file is missing, or has another size.
+    """
+    try:
+        stored = retried(path, path.stat).st_size
+        wanted = int(offsets[-1]) * np.dtype(dtype).itemsize if len(offsets) and offsets[0] == 0 else -1
+        if stored != wanted:
+            raise ValueError(f"{stored} bytes, not {wanted}")
+        # An empty file cannot be mapped.
+        return np.memmap(path, dtype, "r") if stored else np.empty(0, dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.arrays import read_array, write_array
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.runtime.storage.sealed_folder import is_described, read_description
@@ -225,7 +225,7 @@ class LexicalSet:
         # While its files are replaced the folder is not a set.
         (folder / META).unlink(missing_ok=True)
         numbers = np.flatnonzero(kept)
-        with write_queries(folder) as store:
+        with write_texts(folder) as store:
             for number in numbers:
                 store.append(queries[int(number)])
         write_array(folder / SOURCES, numbers.shape, np.int32, (sources[block] for block in _blocks(numbers)))

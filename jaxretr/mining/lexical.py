@@ -14,7 +14,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import DEV, SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining.sentence_queries import COUNTS, Documents, Sampling, drawn, write_sentence_queries
@@ -255,7 +255,7 @@ def _shown(value: Any) -> str:
 
 
 def _write_questions(folder: Path, questions: Sequence[Question]) -> None:
-    with write_queries(folder) as store:
+    with write_texts(folder) as store:
         for question in questions:
             store.append(question.text)
     write_array(folder / SOURCES, (len(questions),), np.int32, [np.full(len(questions), -1)])

@@ -21,7 +21,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import write_json
 
@@ -267,7 +267,7 @@ def write_sentence_queries(
     """
     counts = SentenceCounts()
     sources = array("i")
-    with write_queries(folder) as store:
+    with write_texts(folder) as store:
         for row, sentences in sampled_sentences(corpus, documents, sampling, counts):
             for sentence in sentences:
                 store.append(sentence)
@@ -283,7 +283,7 @@ def write_sentence_queries(
     if limit is not None and limit < counts.sampled:
         kept = drawn(counts.sampled, limit, sampling.seed, "limit")
         everything = QueryStore(folder)
-        with write_queries(folder) as store:
+        with write_texts(folder) as store:
             for number in kept.tolist():
                 store.append(everything[number])
         rows = rows[kept]

@@ -261,7 +261,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
     expected = {path.name: path.read_bytes() for path in sorted((tmp_path / "whole").rglob("*")) if path.is_file()}
     out = tmp_path / "set"
     for target, name, after in (
-        (lexical, "write_queries", 0),
+        (lexical, "write_texts", 0),
         (teachers, "rank", 0),
         (teachers, "read_run", 0),
         (LexicalSet, "write", 0),
@@ -274,7 +274,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
         assert "was begun with another --limit (none) than 5; use that again, or give another --out folder" in line
     with pytest.MonkeyPatch.context() as patch:
         # What was finished is not done again.
-        for target, name in ((lexical, "write_queries"), (teachers, "read_run")):
+        for target, name in ((lexical, "write_texts"), (teachers, "read_run")):
             _killed(patch, target, name, 0)
         assert _run(*words, "--out", out) == 0
     assert {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == expected

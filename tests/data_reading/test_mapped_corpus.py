@@ -53,7 +53,7 @@ def test_the_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pyt
     assert mapped_corpus(path, tmp_path / "stores").texts[0] == "two"
 
 
-@pytest.mark.parametrize("name", ["meta.json", "text.bytes", "id.offsets"])
+@pytest.mark.parametrize("name", ["meta.json", "text.bin", "id-offsets.npy"])
 def test_damaged_columns_are_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     path = write(tmp_path / "corpus.jsonl", [("a", "t", "one"), ("b", "t", "two")])
     mapped_corpus(path, tmp_path / "stores")
@@ -61,7 +61,7 @@ def test_damaged_columns_are_made_again(tmp_path: Path, caplog: pytest.LogCaptur
     damaged.write_bytes(damaged.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING):
         assert list(mapped_corpus(path, tmp_path / "stores").texts) == ["one", "two"]
-    assert "not a complete corpus" in caplog.text and "making it again" in caplog.text
+    assert "making it again" in caplog.text
 
 
 def test_several_make_it_at_once(tmp_path: Path) -> None:

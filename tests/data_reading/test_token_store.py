@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxretr.data.readers import Corpus, Passage, read_corpus, read_questions
-from jaxretr.data.token_store import DamagedStoreError, TokenStore
+from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import (
     Template,
     load_tokenizer,
@@ -447,7 +447,7 @@ def test_a_damaged_store_is_built_again(tmp_path, caplog, damage):
     DAMAGE[damage](build(tmp_path, Words()).folder)
     with caplog.at_level(logging.WARNING):
         check_texts(build(tmp_path, Words()))
-    assert "building it again" in caplog.text
+    assert "making it again" in caplog.text
 
 
 def test_a_damaged_chunk_is_tokenised_again(tmp_path):
@@ -460,7 +460,7 @@ def test_a_damaged_chunk_is_tokenised_again(tmp_path):
 
 
 def test_opening_what_is_no_store(tmp_path):
-    with pytest.raises(DamagedStoreError, match="build it again"):
+    with pytest.raises(UserError, match=r"meta.json: .* made again"):
         TokenStore(tmp_path)
 
 

@@ -18,7 +18,7 @@ from jaxretr.embeddings import index_folder
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import files, manifest
-from jaxretr.runtime.storage.files import atomic_folder, atomic_write, check_output, restore
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write, check_output, made_once, restore
 
 # Replaces DIR, where the process ends at the Nth call that renames something, before or after it is made.
 _KILLED = """
@@ -114,6 +114,46 @@ def test_an_error_of_a_folder_s_source_is_not_said_of_the_folder(tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="source"), atomic_folder(tmp_path / "index"):
         (tmp_path / "source").read_text()
     assert not os.listdir(tmp_path)
+
+
+# ---- folders that can be made again ----------------------------------------------------------------------------------
+
+
+def _opened(folder: Path) -> str:
+    try:
+        return (folder / "one").read_text()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read") from error
+
+
+def test_a_folder_that_cannot_be_read_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged one is; one on a network disk that does not answer may be intact."""
+    folder = tmp_path / "store"
+
+    def made(text: str) -> str:
+        return made_once(folder, _opened, lambda partial: (partial / "one").write_text(text))
+
+    assert made("first") == made("second") == "first"
+    (folder / "one").unlink()
+    assert made("second") == "second"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
+        with pytest.raises(UserError, match="cannot be read"):
+            made("third")
+    assert made("third") == "second" and os.listdir(tmp_path) == ["store"]
+
+
+def test_of_two_that_make_a_folder_the_first_is_kept(tmp_path: Path) -> None:
+    """And what a killed process left beside it goes."""
+    folder = tmp_path / "store"
+    (tmp_path / ".store.01234567.part").mkdir()
+
+    def make(partial: Path) -> None:
+        made_once(folder, _opened, lambda other: (other / "one").write_text("first"))
+        (partial / "one").parent.mkdir(exist_ok=True)
+        (partial / "one").write_text("second")
+
+    assert made_once(folder, _opened, make) == "first" and os.listdir(tmp_path) == ["store"]
 
 
 # ---- compressed ------------------------------------------------------------------------------------------------------
