@@ -3,15 +3,14 @@
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from jaxretr.data.arrays import write_array
-from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import Ranking
 from jaxretr.data.mapped_texts import QueryStore
@@ -25,15 +24,15 @@ from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import reserve, write_json
 
 if TYPE_CHECKING:
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.dual_encoder import DualEncoder
 
 log = logging.getLogger(__name__)
 
-_ROWS, _SCORES = "rows.npy", "scores.npy"
+_ROWS, _SCORES, _DONE = "rows.npy", "scores.npy", "done.json"
 
-# Passages encoded, and queries searched, between two saved states.
-_PASSAGES = 50_000
+# Queries searched between two saved states.
 _QUERIES = 16_384
 
 # Bytes of embeddings on a device that does not report its memory.
@@ -130,7 +129,6 @@ class Bm25Teacher:
             queries_fingerprint=task.queries.fingerprint(),
             shard_passages=task.shard_passages,
             threads=task.threads,
-            progress=Progress,
         )
         return Ranking(self.name, ranked.rows, ranked.scores)
 
@@ -148,7 +146,7 @@ class RunTeacher:
     def rank(self, task: Task, folder: Path) -> Ranking:
         if not (folder / _SCORES).is_file():
             self._write(task, folder)
-        return Ranking(self.name, *(np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES)))
+        return _mapped(self.name, folder)
 
     def _write(self, task: Task, folder: Path) -> None:
         assert task.query_ids is not None
@@ -201,13 +199,11 @@ class ModelTeacher:
         return {"fingerprint": model_fingerprint(self._encoder, "question")}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        shape = (len(task.queries), task.depth)
-        done = _Done(folder / "done.json")
-        if done["queries"] < shape[0]:
-            self._encode(task.corpus, folder, done)
-            self._search(task, folder, done)
-        rows, scores = (np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES))
-        return Ranking(self.name, rows, scores)
+        from jaxretr.embeddings.encoding import encode
+
+        if _finished_queries(folder) < len(task.queries):
+            self._search(task, folder, encode(self._encoder, corpus=task.corpus, out=folder / "embeddings"))
+        return _mapped(self.name, folder)
 
     @functools.cached_property
     def _encoder(self) -> "DualEncoder | CombinedEncoder":
@@ -216,83 +212,52 @@ class ModelTeacher:
 
         return load_encoder(self.model)
 
-    def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
+    def _search(self, task: Task, folder: Path, passages: "EmbeddingStore") -> None:
         from jaxretr.embeddings.encoding import encode_rows
+        from jaxretr.indexes.exact import ExactIndex, search_blocks
 
-        shape = (corpus.num_rows, self._encoder.config.embedding_size)
-        if done["passages"] == corpus.num_rows:
-            return
-        embeddings = _open_array(folder / "embeddings.npy", shape, "float32", done["passages"])
-        with Progress(corpus.num_rows, "passage", "encoded") as progress:
-            progress.skip(done["passages"])
-            for start, passages in _batches(corpus, done["passages"]):
-                content = Corpus.from_passages(passages)
-                found, _ = encode_rows(self._encoder, content, advance=progress.advance)
-                embeddings[start : start + len(content)] = found
-                embeddings.flush()
-                done["passages"] = start + len(content)
+        if passages.meta.bytes <= _device_bytes():
+            search = ExactIndex(np.concatenate(list(passages.blocks()))).search_rows
+        else:
 
-    def _search(self, task: Task, folder: Path, done: "_Done") -> None:
-        from jaxretr.embeddings.encoding import encode_rows
-        from jaxretr.indexes.exact import ExactIndex
+            def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+                return search_blocks(passages.blocks(), vectors, k)
 
-        embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
-        index = ExactIndex(embeddings, max_device_bytes=_device_bytes())
-        shape = (len(task.queries), task.depth)
-        rows = _open_array(folder / _ROWS, shape, "int32", done["queries"])
-        scores = _open_array(folder / _SCORES, shape, "float32", done["queries"])
-        found = min(task.depth, len(index))
-        with Progress(shape[0], "query", "searched") as progress:
-            progress.skip(done["queries"])
-            for start in range(done["queries"], shape[0], _QUERIES):
+        count, done = len(task.queries), _finished_queries(folder)
+        rows = _open_array(folder / _ROWS, (count, task.depth), "int32", done)
+        scores = _open_array(folder / _SCORES, (count, task.depth), "float32", done)
+        found = min(task.depth, passages.meta.rows)
+        with Progress(count, "query", "searched") as progress:
+            progress.skip(done)
+            for start in range(done, count, _QUERIES):
                 texts = task.queries[start : start + _QUERIES]
                 questions = [Question(str(number), text) for number, text in enumerate(texts)]
                 vectors, _ = encode_rows(self._encoder, questions)
                 block = slice(start, start + len(texts))
                 rows[block] = -1
                 scores[block] = 0
-                scores[block, :found], rows[block, :found] = index.search_rows(vectors, found)
+                scores[block, :found], rows[block, :found] = search(vectors, found)
                 rows.flush()
                 scores.flush()
-                done["queries"] = block.stop
+                write_json(folder / _DONE, {"queries": block.stop})
                 progress.advance(len(texts))
 
 
-class _Done:
-    """The numbers of finished passages and queries, stored in a file."""
+def _finished_queries(folder: Path) -> int:
+    path = folder / _DONE
+    return json.loads(path.read_text())["queries"] if path.is_file() else 0
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._counts = json.loads(path.read_text()) if path.is_file() else {"passages": 0, "queries": 0}
 
-    def __getitem__(self, what: Literal["passages", "queries"]) -> int:
-        return self._counts[what]
-
-    def __setitem__(self, what: Literal["passages", "queries"], count: int) -> None:
-        self._counts[what] = count
-        write_json(self._path, self._counts)
+def _mapped(name: str, folder: Path) -> Ranking:
+    return Ranking(name, *(np.load(folder / file, mmap_mode="r") for file in (_ROWS, _SCORES)))
 
 
 def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
     """Open a file whose first `done` rows are finished, or create it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = "r+" if done else "w+"
-    array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    array = np.lib.format.open_memmap(path, "r+" if done else "w+", dtype=np.dtype(dtype), shape=shape)
     if not done:
         reserve(path)
     return array
-
-
-def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
-    """Yield (row of the first passage, passages), from row `start`."""
-    batch: list[Passage] = []
-    for row, (_, passage) in enumerate(corpus.passages()):
-        if row < start:
-            continue
-        batch.append(passage)
-        if len(batch) == _PASSAGES or row + 1 == corpus.num_rows:
-            yield row + 1 - len(batch), batch
-            batch = []
 
 
 def _device_bytes() -> int:

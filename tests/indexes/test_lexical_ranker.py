@@ -219,7 +219,7 @@ def test_bad_input(tmp_path: Path):
         _rank(passages, ["one"], tmp_path / "depth", depth=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(UserError, match="contains files other"):
+    with pytest.raises(UserError, match="something else than a ranking"):
         _rank(passages, ["one"], tmp_path / "mine")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "meta.json").write_text("{")
@@ -235,13 +235,13 @@ def test_ids_and_words_of_any_characters(tmp_path: Path):
     assert found.rows.tolist() == [by_id + [-1] * 11] * 3
 
 
-def test_progress_counts_every_search_once(tmp_path: Path):
+def test_progress_counts_every_search_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     passages, questions = _random_set(4, 50)
     noted = []
 
     class Shown:
         def __init__(self, total: int, unit: str, done: str):
-            noted.append(total)
+            noted.append((total, done))
 
         def skip(self, count: int) -> None:
             noted.append(count)
@@ -255,8 +255,9 @@ def test_progress_counts_every_search_once(tmp_path: Path):
         def __exit__(self, kind, error, trace) -> None:
             pass
 
-    _rank(passages, questions, tmp_path / "r", shard_passages=20, query_block=30, progress=Shown)
-    assert noted == [3 * 43, 0, 30, 13, 30, 13, 30, 13]
+    monkeypatch.setattr(lexical_ranker, "Progress", Shown)
+    _rank(passages, questions, tmp_path / "r", shard_passages=20, query_block=30)
+    assert noted == [(43, "looked up"), 0, 30, 13, (3 * 43, "ranked"), 0, 30, 13, 30, 13, 30, 13]
 
 
 def test_reads_a_corpus_file(tmp_path: Path):

@@ -9,24 +9,24 @@ import heapq
 import json
 import logging
 import shutil
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.arrays import write_array
+from jaxretr.data.mapped_texts import MappedTexts, write_texts
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write, write_json
-from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
 
 if TYPE_CHECKING:
     from jaxretr.data.corpus import Passage
@@ -36,20 +36,8 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 """Raised when the same passages would give other words or other scores."""
 
-# Passages, and ids, that are read from a shard's files at a time.
+# Passages that are read from a shard's files at a time.
 _PASSAGES_A_SLAB = 20_000
-_IDS_AT_A_TIME = 2_000
-
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-class Progress(Protocol):
-    """The interface of a progress display that is told how much is done; `jaxretr.runtime.progress.Progress` is one."""
-
-    def skip(self, count: int) -> None: ...
-    def advance(self, count: int) -> None: ...
-    def __enter__(self) -> "Progress": ...
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,6 @@ def rank(
     shard_passages: int = 1_000_000,
     query_block: int = 100_000,
     threads: int = 1,
-    progress: Callable[[int, str, str], Progress] | None = None,
 ) -> Ranked:
     """Find the `depth` best passages of every question.
 
@@ -107,8 +94,6 @@ def rank(
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
-      progress: makes what shows the progress, from how much there is to do, the unit, and what is done with it:
-        `jaxretr.runtime.progress.Progress`. Without it there are only lines in the log.
 
     Raises:
       UsageError: a number below 1.
@@ -140,16 +125,15 @@ def rank(
         ranking.read(passages, shard_passages)
         ranking.order_ids()
         ranking.prepare_questions()
-        ranking.search(threads, progress)
+        ranking.search(threads)
         ranking.finish()
     return ranking.result()
 
 
 def _check_folder(folder: Path, what: dict[str, Any]) -> None:
     meta = folder / "meta.json"
+    check_replaceable(folder, "a ranking", lambda names: meta.name in names)
     if not meta.exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         write_json(meta, what, indent=2)
         return
     there = read_object(meta, f"remove {folder} or give another folder")
@@ -223,21 +207,19 @@ class _Ranking:
             return
         finished = self._shards()
         vocabulary = self._vocabulary()
-        stream = iter(passages())
+        stream = iter(counted(passages(), "passage"))
         row = sum(1 for _ in islice(stream, len(finished) * shard_passages))
         if finished:
             _log.info("%s: %d passages are read from an earlier run", self.corpus_name, row)
-        lines = _Lines(f"{self.corpus_name}: %d passages read")
         number = len(finished)
         while True:
             known, words, lengths = len(vocabulary), array("I"), array("i")
-            ids: list[bytes] = []
+            ids: list[str] = []
             lines_of = array("q")
             for line, passage in islice(stream, shard_passages):
                 lengths.append(vocabulary.add_passage(passage.title, passage.text, words))
-                ids.append(passage.id.encode("utf-8", "surrogatepass"))  # whose order is that of the strings
+                ids.append(passage.id)
                 lines_of.append(line)
-                lines.say(row + len(ids))
             if not ids:
                 break
             new_words = "\n".join(islice(vocabulary.ids, known, None))
@@ -261,7 +243,7 @@ class _Ranking:
         for place, (id, line, shard) in enumerate(by_id):
             if id == last:
                 raise UserError(
-                    f"{self.corpus_name}:{line}: duplicate id '{id.decode('utf-8', 'replace')}' (first on line "
+                    f"{self.corpus_name}:{line}: duplicate id '{id}' (first on line "
                     f"{last_line}); give every passage an id of its own, and remove {self.folder}"
                 )
             last, last_line = id, line
@@ -292,16 +274,20 @@ class _Ranking:
             return
         vocabulary = self._vocabulary()
         order = self._statistics().order()
-        lines = _Lines("words of %d questions looked up")
-        for block in missing:
-            start, stop = self.blocks[block]
-            words, ends = questions_as_words(vocabulary, order, self.queries[start:stop])
-            self._words_of(block).parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(self._words_of(block), "wb") as file:
-                np.savez(file, words=words, ends=ends)
-            lines.say(stop)
+        with Progress(len(self.queries), "question", "looked up") as progress:
+            progress.skip(len(self.queries) - sum(map(self._size, missing)))
+            for block in missing:
+                start, stop = self.blocks[block]
+                words, ends = questions_as_words(vocabulary, order, self.queries[start:stop])
+                with atomic_write(self._words_of(block), "wb") as file:
+                    np.savez(file, words=words, ends=ends)
+                progress.advance(stop - start)
 
-    def search(self, threads: int, progress: Callable[[int, str, str], Progress] | None) -> None:
+    def _size(self, block: int) -> int:
+        start, stop = self.blocks[block]
+        return stop - start
+
+    def search(self, threads: int) -> None:
         """Search every block of questions in every shard, and keep the K best so far."""
         shards, statistics = self._shards(), self._statistics()
         done = {
@@ -311,15 +297,8 @@ class _Ranking:
             for block in range(len(self.blocks))
         }
         _log.info("searching %d questions in %d shards", len(self.queries), len(shards))
-        with (
-            nullcontext()
-            if progress is None
-            else progress(len(self.queries) * len(shards), "question", "ranked") as shown
-        ):
-            if shown is not None:
-                shown.skip(
-                    sum(number * (self.blocks[block][1] - self.blocks[block][0]) for block, number in done.items())
-                )
+        with Progress(len(self.queries) * len(shards), "question", "ranked") as progress:
+            progress.skip(sum(number * self._size(block) for block, number in done.items()))
             for number, shard in enumerate(shards):
                 missing = [block for block in done if done[block] <= number]
                 if not missing:
@@ -328,8 +307,7 @@ class _Ranking:
                 places = np.load(shard / "places.npy").astype(np.int64)
                 for block in missing:
                     self._search_block(block, number, postings, places, threads)
-                    if shown is not None:
-                        shown.advance(self.blocks[block][1] - self.blocks[block][0])
+                    progress.advance(self._size(block))
 
     def _search_block(
         self, block: int, number: int, postings: Postings, places: NDArray[np.int64], threads: int
@@ -349,19 +327,6 @@ class _Ranking:
         self._best(block, number).unlink(missing_ok=True)
 
 
-class _Lines:
-    """Progress as a line in the log every few seconds."""
-
-    def __init__(self, text: str):
-        self._text = text
-        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def say(self, count: int) -> None:
-        if time.monotonic() >= self._next:
-            _log.info(self._text, count)
-            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-
 # ---- a shard's files -------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +334,7 @@ def _write_shard(
     folder: Path,
     words: "array[int]",
     lengths: "array[int]",
-    ids: list[bytes],
+    ids: list[str],
     lines: "array[int]",
     first_row: int,
     new_words: str,
@@ -385,10 +350,9 @@ def _write_shard(
         np.save(partial / "lengths.npy", all_lengths[order])
         np.save(partial / "rows.npy", (first_row + order).astype(np.int32))
         np.save(partial / "lines.npy", np.frombuffer(lines, np.int64)[order])
-        with open(partial / "ids.bin", "wb") as file:
+        with write_texts(partial, "ids") as texts:
             for row in order.tolist():
-                file.write(ids[row])
-        np.save(partial / "id-lengths.npy", np.array([len(ids[row]) for row in order.tolist()], np.int32))
+                texts.append(ids[row])
         (partial / "new-words.txt").write_text(new_words, "utf-8")
 
 
@@ -400,11 +364,8 @@ def _slabs_of_shard(shard: Path) -> Iterator[Slab]:
             yield np.fromfile(file, np.uint32, int(of_slab.sum())), of_slab
 
 
-def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
+def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[str, int, int]]:
     """Yield (id, line, number of the shard) in the order of the ids, then of the lines."""
-    lengths, lines = np.load(shard / "id-lengths.npy"), np.load(shard / "lines.npy")
-    with open(shard / "ids.bin", "rb") as file:
-        for start in range(0, len(lengths), _IDS_AT_A_TIME):
-            some = slice(start, start + _IDS_AT_A_TIME)
-            for length, line in zip(lengths[some].tolist(), lines[some].tolist(), strict=True):
-                yield file.read(length), line, number
+    ids = MappedTexts(shard, "ids", "remove the folder of this ranking")
+    for id, line in zip(ids, np.load(shard / "lines.npy"), strict=True):
+        yield id, int(line), number
