@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxretr.data.arrays import read_array, stored_dtype
 from jaxretr.runtime.errors import UserError, reason
-from jaxretr.runtime.storage.files import atomic_folder, reserve, restore
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write, reserve, restore
 from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_description
 
 DTYPES = ("float32", "bfloat16")
@@ -69,8 +69,7 @@ def _write_files(
         out[start : start + count] = piece[:count].view(bits)
     out.flush()
     if ids is not None:
-        with open(folder / IDS, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(name) + "\n" for name in ids)
+        write_ids(folder / IDS, ids)
     if metadata:
         with open(folder / METADATA, "w", encoding="utf-8") as file:
             for row in zip(*metadata.values(), strict=True):
@@ -129,6 +128,12 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
     if len(columns[fields[0]]) != n:
         raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {_AGAIN}")
     return columns
+
+
+def write_ids(path: Path, ids: Iterable[str]) -> None:
+    """Write ids, one JSON string per line, to a file that appears when it is complete."""
+    with atomic_write(path) as file:
+        file.writelines(json.dumps(name) + "\n" for name in ids)
 
 
 def read_ids(path: Path, n: int, remedy: str = _AGAIN, wanted: np.ndarray | None = None) -> list[str]:

@@ -22,7 +22,7 @@ from jaxretr.mining.teachers import RunTeacher, Task, file_digest, parse_teacher
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import write_json
-from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
 
 log = logging.getLogger(__name__)
 
@@ -202,16 +202,14 @@ def _settings_of_queries(queries: Path_ | None, sampling: Sampling, documents: D
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder with other content before anything is read."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; name a folder for --out")
-    names = sorted(entry.name for entry in folder.iterdir())
     work = folder / _WORK
-    # A call that was killed before it noted its settings leaves this folder empty, or with part of a file.
-    begun = (work / _COMMAND).is_file() or (names == [_WORK] and not [*work.glob("[!.]*")])
-    if names and not begun and not is_lexical_set(folder):
-        raise UserError(f"{folder}: contains something else ({names[0]}); give a new or empty --out folder")
+
+    def known(names: list[str]) -> bool:
+        # A call that was killed before it noted its settings leaves the folder of its work empty, or with part of a file.
+        begun = (work / _COMMAND).is_file() or (names == [_WORK] and not [*work.glob("[!.]*")])
+        return begun or is_lexical_set(folder)
+
+    check_replaceable(folder, "a lexical set", known)
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> None:

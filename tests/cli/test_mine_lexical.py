@@ -358,7 +358,7 @@ def test_errors_of_files(tmp_path: Path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    assert "contains something else (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
+    assert "something else than a lexical set (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
     assert "is a file" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other / "notes.txt")
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 
