@@ -22,6 +22,7 @@ from jaxretr.runtime.storage.sealed_folder import is_described, read_description
 
 META = "meta.json"
 SOURCES = "sources.npy"
+ROWS, SCORES = "rows.npy", "scores.npy"
 
 DEV = "dev"
 """The folder of the held-out queries, a set inside the set."""
@@ -76,12 +77,25 @@ class Ranking:
     Attributes:
       name: the teacher's name.
       rows: int32 [Q, K], best first, -1 after the last passage found.
-      scores: float32 [Q, K].
+      scores: float32 [Q, K], descending; 0 where the row is -1.
     """
 
     name: str
     rows: np.ndarray
     scores: np.ndarray
+
+    @classmethod
+    def open(cls, name: str, folder: Path, shape: tuple[int, int]) -> "Ranking":
+        """Map the files rows.npy and scores.npy of a folder.
+
+        Raises:
+          UserError: one is missing or damaged.
+        """
+        remedy = f"remove {folder} and run the command again"
+        rows, scores = (
+            read_array(folder / file, dtype, shape, remedy) for file, dtype in ((ROWS, np.int32), (SCORES, np.float32))
+        )
+        return cls(name, rows, scores)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ class TokenStore:
         prompt: str = "",
         workers: int | None = None,
         chunk_rows: int = 50_000,
-        progress: bool = True,
     ) -> "TokenStore":
         """Tokenise a corpus or questions, or open the store if that is done already.
 
@@ -109,8 +108,6 @@ class TokenStore:
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
-          progress: whether progress is shown for a build of over two seconds: a bar on a terminal, otherwise lines
-            in the log.
 
         Raises:
           UserError: the folder cannot be written; finished chunks remain, nothing half-written does.
@@ -131,7 +128,7 @@ class TokenStore:
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         target = Path(folder_root).expanduser() / key
         parts = target.with_name(f"{key}.parts")
-        build = _Build(parts, columns, tokenizer, template, max_length, prompt, chunk_rows, workers or 2, progress)
+        build = _Build(parts, columns, tokenizer, template, max_length, prompt, chunk_rows, workers or 2)
 
         def make(partial: Path) -> None:
             build.tokenise()
@@ -251,7 +248,6 @@ class _Build:
     prompt: str
     chunk_rows: int
     workers: int
-    progress: bool
 
     @functools.cached_property
     def dtype(self) -> np.dtype:
@@ -290,7 +286,7 @@ class _Build:
         missing = [start for start in range(0, self.num_rows, self.chunk_rows) if self._read(start) is None]
         # Each process takes them in another order, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
-        with Progress(self.num_rows, "row", "tokenised", shown=self.progress) as shown:
+        with Progress(self.num_rows, "row", "tokenised") as shown:
             if missing:
                 shown.skip(self.num_rows - sum(self._stop(start) - start for start in missing))
             pool = ThreadPoolExecutor(self.workers)

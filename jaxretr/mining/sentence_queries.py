@@ -30,9 +30,6 @@ COUNTS = "counts.json"
 # Numbers of 8 bytes in a digest of blake2b.
 _NUMBERS_A_DIGEST = 8
 
-# Passages between two reports of progress.
-_PASSAGES_A_REPORT = 10_000
-
 # A multi-byte space after an initial ("A.<no-break space>B.") makes sentencex 1.0.32 panic, and it rejects half a
 # surrogate pair. Each is replaced by one plain space, so that positions stay the same.
 _NOT_FOR_THE_LIBRARY = re.compile(r"[^\S\x00-\x7f]|[\ud800-\udfff]")
@@ -272,8 +269,7 @@ def write_sentence_queries(
             for sentence in sentences:
                 store.append(sentence)
                 sources.append(row)
-            if (row + 1) % _PASSAGES_A_REPORT == 0 or row + 1 == corpus.num_rows:
-                advance(row % _PASSAGES_A_REPORT + 1)
+            advance(1)
         if not counts.sampled:
             raise UserError(
                 f"{corpus.name}: none of the {counts.passages} passages has a sentence; give one with texts"

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ import numpy as np
 
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.lexical_set import Ranking
+from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
 from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION, rank
 from jaxretr.indexes.bm25.words import Bm25Settings
+from jaxretr.mining.negatives import warn_without_hits
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import reserve, write_json
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.dual_encoder import DualEncoder
 
-log = logging.getLogger(__name__)
-
-_ROWS, _SCORES, _DONE = "rows.npy", "scores.npy", "done.json"
+_DONE = "done.json"
 
 # Queries searched between two saved states.
 _QUERIES = 16_384
@@ -118,7 +116,7 @@ class Bm25Teacher:
         return {**asdict(self.settings), "format": FORMAT_VERSION}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        ranked = rank(
+        return rank(
             task.corpus.passages,
             task.queries,
             folder,
@@ -130,7 +128,6 @@ class Bm25Teacher:
             shard_passages=task.shard_passages,
             threads=task.threads,
         )
-        return Ranking(self.name, ranked.rows, ranked.scores)
 
 
 @dataclass(frozen=True)
@@ -144,24 +141,14 @@ class RunTeacher:
         return {"sha256": file_digest(self.path)}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        if not (folder / _SCORES).is_file():
+        if not (folder / SCORES).is_file():
             self._write(task, folder)
-        return _mapped(self.name, folder)
+        return Ranking.open(self.name, folder, (len(task.queries), task.depth))
 
     def _write(self, task: Task, folder: Path) -> None:
         assert task.query_ids is not None
         run = read_run(self.path)
-        without = [id for id in task.query_ids if not run.get(id)]
-        if len(without) == len(task.query_ids):
-            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids match")
-        if without:
-            log.warning(
-                "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
-                self.path,
-                len(without),
-                len(task.query_ids),
-                without[0],
-            )
+        warn_without_hits(self.path, run, task.query_ids, "queries")
         ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
         wanted = {id for ids in ranked for id in ids}
         row_of_id = {p.id: row for row, (_, p) in enumerate(task.corpus.passages()) if p.id in wanted}
@@ -177,8 +164,8 @@ class RunTeacher:
                 )
             rows[number, : len(ids)] = [row_of_id[id] for id in ids]
             scores[number, : len(ids)] = [run[query_id][id] for id in ids]
-        write_array(folder / _ROWS, rows.shape, np.int32, [rows])
-        write_array(folder / _SCORES, scores.shape, np.float32, [scores])
+        write_array(folder / ROWS, rows.shape, np.int32, [rows])
+        write_array(folder / SCORES, scores.shape, np.float32, [scores])
 
 
 def _best(hits: Mapping[str, float], depth: int) -> list[str]:
@@ -203,7 +190,7 @@ class ModelTeacher:
 
         if _finished_queries(folder) < len(task.queries):
             self._search(task, folder, encode(self._encoder, corpus=task.corpus, out=folder / "embeddings"))
-        return _mapped(self.name, folder)
+        return Ranking.open(self.name, folder, (len(task.queries), task.depth))
 
     @functools.cached_property
     def _encoder(self) -> "DualEncoder | CombinedEncoder":
@@ -224,8 +211,8 @@ class ModelTeacher:
                 return search_blocks(passages.blocks(), vectors, k)
 
         count, done = len(task.queries), _finished_queries(folder)
-        rows = _open_array(folder / _ROWS, (count, task.depth), "int32", done)
-        scores = _open_array(folder / _SCORES, (count, task.depth), "float32", done)
+        rows = _open_array(folder / ROWS, (count, task.depth), "int32", done)
+        scores = _open_array(folder / SCORES, (count, task.depth), "float32", done)
         found = min(task.depth, passages.meta.rows)
         with Progress(count, "query", "searched") as progress:
             progress.skip(done)
@@ -246,10 +233,6 @@ class ModelTeacher:
 def _finished_queries(folder: Path) -> int:
     path = folder / _DONE
     return json.loads(path.read_text())["queries"] if path.is_file() else 0
-
-
-def _mapped(name: str, folder: Path) -> Ranking:
-    return Ranking(name, *(np.load(folder / file, mmap_mode="r") for file in (_ROWS, _SCORES)))
 
 
 def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:

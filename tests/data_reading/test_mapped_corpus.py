@@ -64,6 +64,18 @@ def test_damaged_columns_are_made_again(tmp_path: Path, caplog: pytest.LogCaptur
     assert "making it again" in caplog.text
 
 
+def test_the_columns_of_an_earlier_version_are_made_again(tmp_path: Path) -> None:
+    """It named them otherwise, in a folder of the same name, which is replaced and not left beside the new one."""
+    path = write(tmp_path / "corpus.jsonl", [("a", "t", "one")])
+    mapped_corpus(path, tmp_path / "stores")
+    [folder] = (tmp_path / "stores").iterdir()
+    for name in ("id", "title", "text"):
+        (folder / f"{name}.bin").rename(folder / f"{name}.bytes")
+        (folder / f"{name}-offsets.npy").rename(folder / f"{name}.offsets")
+    assert list(mapped_corpus(path, tmp_path / "stores").texts) == ["one"]
+    assert list((tmp_path / "stores").iterdir()) == [folder] and not list(folder.glob("*.bytes"))
+
+
 def test_several_make_it_at_once(tmp_path: Path) -> None:
     path = write(tmp_path / "corpus.jsonl", [(str(row), "title", f"text {row}") for row in range(3000)])
     with ThreadPoolExecutor(4) as threads:

@@ -5,6 +5,7 @@ Then every question is searched in one shard after the other. Between the shards
 kept; the score of the last of them lets the next shard skip most of what it holds.
 """
 
+import functools
 import heapq
 import json
 import logging
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.arrays import write_array
+from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
 from jaxretr.data.mapped_texts import MappedTexts, write_texts
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
@@ -40,22 +42,6 @@ FORMAT_VERSION = 2
 _PASSAGES_A_SLAB = 20_000
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """The best passages of every question, mapped into memory from the files of the ranking's folder.
-
-    Attributes:
-      rows: positions in the stream of passages, int32 [Q, K], best first; -1 behind the last passage that shares a word
-        with the question.
-      scores: BM25 scores, float32 [Q, K], descending; 0 where the row is -1.
-      num_passages: N.
-    """
-
-    rows: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    num_passages: int
-
-
 def rank(
     passages: Callable[[], Iterable[tuple[int, "Passage"]]],
     queries: Sequence[str],
@@ -69,7 +55,7 @@ def rank(
     shard_passages: int = 1_000_000,
     query_block: int = 100_000,
     threads: int = 1,
-) -> Ranked:
+) -> Ranking:
     """Find the `depth` best passages of every question.
 
     The result does not depend on the shards, the blocks or the threads, to the bit. Equal scores are ordered by the
@@ -94,6 +80,9 @@ def rank(
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
+
+    Returns:
+      The ranking "bm25", mapped into memory from the files of its folder.
 
     Raises:
       UsageError: a number below 1.
@@ -145,34 +134,33 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
             )
 
 
+@dataclass(frozen=True)
 class _Ranking:
     """One ranking: its files, and the steps that make them. A step whose files are there does nothing."""
 
-    def __init__(
-        self,
-        folder: Path,
-        queries: Sequence[str],
-        settings: Bm25Settings,
-        depth: int,
-        query_block: int,
-        corpus_name: str,
-    ):
-        self.folder = folder
-        self.work = folder / "work"
-        self.queries = queries
-        self.settings = settings
-        self.depth = depth
-        self.blocks = [(start, min(start + query_block, len(queries))) for start in range(0, len(queries), query_block)]
-        self.corpus_name = corpus_name
+    folder: Path
+    queries: Sequence[str]
+    settings: Bm25Settings
+    depth: int
+    query_block: int
+    corpus_name: str
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @functools.cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        count = len(self.queries)
+        return [(start, min(start + self.query_block, count)) for start in range(0, count, self.query_block)]
 
     # ---- the result --------------------------------------------------------------------------------------------------
 
     def is_finished(self) -> bool:
         return (self.folder / "finished.json").exists()
 
-    def result(self) -> Ranked:
-        rows, scores = (np.load(self.folder / name, mmap_mode="r") for name in ("rows.npy", "scores.npy"))
-        return Ranked(rows, scores, json.loads((self.folder / "finished.json").read_text())["passages"])
+    def result(self) -> Ranking:
+        return Ranking.open("bm25", self.folder, (len(self.queries), self.depth))
 
     def finish(self) -> None:
         """Join the blocks, and replace each passage's place in the order of ids by its row in the stream."""
@@ -182,10 +170,10 @@ class _Ranking:
         shape = (len(self.queries), self.depth)
         best = [self._best(block, len(self._shards())) for block in range(len(self.blocks))]
         hits = (keys_to_hits(np.load(path)) for path in best)
-        write_array(self.folder / "scores.npy", shape, np.float32, (scores for scores, _ in hits))
+        write_array(self.folder / SCORES, shape, np.float32, (scores for scores, _ in hits))
         hits = (keys_to_hits(np.load(path)) for path in best)
         rows = (np.where(places < 0, np.int32(-1), row_of_place[places]) for _, places in hits)
-        write_array(self.folder / "rows.npy", shape, np.int32, rows)
+        write_array(self.folder / ROWS, shape, np.int32, rows)
         write_json(self.folder / "finished.json", {"passages": len(row_of_place)})
         shutil.rmtree(self.work, ignore_errors=True)
 
