@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxretr.data.arrays import BROKEN, map_rows, read_array, write_npy
+from jaxretr.data.arrays import map_rows, read_array, read_chunk, write_chunk, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Rows, Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.runtime.errors import UsageError, UserError
@@ -259,14 +259,11 @@ class _Build:
 
     def _read(self, start: int) -> tuple[np.ndarray, int, np.ndarray] | None:
         """Return (lengths, truncated, ids) of the chunk from this row on; None where it is missing or damaged."""
-        try:
-            with open(self._part(start), "rb") as file:
-                lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))
-        except (OSError, *BROKEN):
+        wanted = (np.int32, (self._stop(start) - start,)), (np.int64, (1,)), (self.dtype, (None,))
+        found = read_chunk(self._part(start), *wanted)
+        if found is None or found[0].sum() != len(found[2]):
             return None
-        if lengths.shape != (self._stop(start) - start,) or ids.dtype != self.dtype or lengths.sum() != len(ids):
-            return None
-        return lengths, int(truncated[0]), ids
+        return found[0], int(found[1][0]), found[2]
 
     def _part(self, start: int) -> Path:
         return self.parts / f"{start:012d}-{self._stop(start):012d}.npys"
@@ -301,9 +298,7 @@ class _Build:
             rows = self._rows(start, self._stop(start))
             lengths = np.fromiter(map(len, rows.ids), np.int32, len(rows.ids))
             ids = np.fromiter(chain.from_iterable(rows.ids), self.dtype, int(lengths.sum()))
-            with atomic_write(self._part(start), "wb") as file:
-                for array in (lengths, np.array([rows.truncated], np.int64), ids):
-                    write_npy(file, array)
+            write_chunk(self._part(start), lengths, np.array([rows.truncated], np.int64), ids)
         return self._stop(start) - start
 
     def assemble(self, folder: Path, what: dict) -> None:

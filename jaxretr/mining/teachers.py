@@ -1,7 +1,6 @@
 """The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxretr.data.arrays import write_array
+from jaxretr.data.arrays import read_chunk, write_array, write_chunk
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
 from jaxretr.data.mapped_texts import QueryStore
@@ -21,14 +20,11 @@ from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining.negatives import warn_without_hits
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import reserve, write_json
 
 if TYPE_CHECKING:
     from jaxretr.embeddings.embedding_store import EmbeddingStore
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.dual_encoder import DualEncoder
-
-_DONE = "done.json"
 
 # Queries searched between two saved states.
 _QUERIES = 16_384
@@ -188,9 +184,10 @@ class ModelTeacher:
     def rank(self, task: Task, folder: Path) -> Ranking:
         from jaxretr.embeddings.encoding import encode
 
-        if _finished_queries(folder) < len(task.queries):
+        found = folder / "ranking"
+        if not (found / SCORES).is_file():
             self._search(task, folder, encode(self._encoder, corpus=task.corpus, out=folder / "embeddings"))
-        return Ranking.open(self.name, folder, (len(task.queries), task.depth))
+        return Ranking.open(self.name, found, (len(task.queries), task.depth))
 
     @functools.cached_property
     def _encoder(self) -> "DualEncoder | CombinedEncoder":
@@ -210,37 +207,27 @@ class ModelTeacher:
             def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
                 return search_blocks(passages.blocks(), vectors, k)
 
-        count, done = len(task.queries), _finished_queries(folder)
-        rows = _open_array(folder / ROWS, (count, task.depth), "int32", done)
-        scores = _open_array(folder / SCORES, (count, task.depth), "float32", done)
-        found = min(task.depth, passages.meta.rows)
+        count, depth, found = len(task.queries), task.depth, min(task.depth, passages.meta.rows)
+        blocks = [(start, min(start + _QUERIES, count)) for start in range(0, count, _QUERIES)]
+
+        def finished(start: int, stop: int) -> list[np.ndarray] | None:
+            shape = (stop - start, depth)
+            return read_chunk(folder / f"queries-{start:012d}.npys", (np.int32, shape), (np.float32, shape))
+
+        missing = [block for block in blocks if finished(*block) is None]
         with Progress(count, "query", "searched") as progress:
-            progress.skip(done)
-            for start in range(done, count, _QUERIES):
-                texts = task.queries[start : start + _QUERIES]
-                questions = [Question(str(number), text) for number, text in enumerate(texts)]
+            progress.skip(count - sum(stop - start for start, stop in missing))
+            for start, stop in missing:
+                questions = [Question(str(number), text) for number, text in enumerate(task.queries[start:stop])]
                 vectors, _ = encode_rows(self._encoder, questions)
-                block = slice(start, start + len(texts))
-                rows[block] = -1
-                scores[block] = 0
-                scores[block, :found], rows[block, :found] = search(vectors, found)
-                rows.flush()
-                scores.flush()
-                write_json(folder / _DONE, {"queries": block.stop})
-                progress.advance(len(texts))
-
-
-def _finished_queries(folder: Path) -> int:
-    path = folder / _DONE
-    return json.loads(path.read_text())["queries"] if path.is_file() else 0
-
-
-def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
-    """Open a file whose first `done` rows are finished, or create it."""
-    array = np.lib.format.open_memmap(path, "r+" if done else "w+", dtype=np.dtype(dtype), shape=shape)
-    if not done:
-        reserve(path)
-    return array
+                rows = np.full((stop - start, depth), -1, np.int32)
+                scores = np.zeros(rows.shape, np.float32)
+                scores[:, :found], rows[:, :found] = search(vectors, found)
+                write_chunk(folder / f"queries-{start:012d}.npys", rows, scores)
+                progress.advance(stop - start)
+        for number, (name, dtype) in enumerate(((ROWS, np.int32), (SCORES, np.float32))):
+            parts = (part[number] for block in blocks if (part := finished(*block)))
+            write_array(folder / "ranking" / name, (count, depth), dtype, parts)
 
 
 def _device_bytes() -> int:

@@ -354,6 +354,6 @@ def _slabs_of_shard(shard: Path) -> Iterator[Slab]:
 
 def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[str, int, int]]:
     """Yield (id, line, number of the shard) in the order of the ids, then of the lines."""
-    ids = MappedTexts(shard, "ids", "remove the folder of this ranking")
+    ids = MappedTexts(shard, "ids", f"remove {shard.parents[2]} and run the command again")
     for id, line in zip(ids, np.load(shard / "lines.npy"), strict=True):
         yield id, int(line), number

@@ -282,17 +282,6 @@ def open_descriptor(path: str | os.PathLike[str]) -> int | None:
     return None if found is None or found[1] not in (None, str(os.getpid())) else int(found[2])
 
 
-def reserve(path: str | os.PathLike[str]) -> None:
-    """Take the disk space of a sparse file now: a memory map of it that found the disk full would kill the process.
-
-    Raises:
-      OSError: there is not enough.
-    """
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-
-
 def sha256(path: str | os.PathLike[str]) -> str:
     """The sha256 of a file or of an object in a bucket, read in pieces; hexadecimal."""
     if is_remote(path):
