@@ -204,8 +204,8 @@ class ModelTeacher:
             search = ExactIndex(np.concatenate(list(passages.blocks()))).search_rows
         else:
 
-            def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-                return search_blocks(passages.blocks(), vectors, k)
+            def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+                return search_blocks(passages.blocks(), queries, k)
 
         count, depth, found = len(task.queries), task.depth, min(task.depth, passages.meta.rows)
         blocks = [(start, min(start + _QUERIES, count)) for start in range(0, count, _QUERIES)]
