@@ -81,12 +81,67 @@ def read_array(
         array = retried(path, lambda: np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
     except (OSError, *BROKEN) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error
-    fits = len(array.shape) == len(shape) and all(
-        axis in (None, found) for axis, found in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype != stored_dtype(dtype):
+    if not _fits(array, dtype, shape):
         wanted = ", ".join("any" if axis is None else str(axis) for axis in shape)
         raise UserError(
             f"{path}: holds {array.dtype} {list(array.shape)} in place of {dtype.name} [{wanted}]; {remedy}"
         )
     return array.view(dtype)
+
+
+def _fits(array: np.ndarray, dtype: DTypeLike, shape: Sequence[int | None]) -> bool:
+    axes = len(array.shape) == len(shape) and all(
+        axis in (None, found) for axis, found in zip(shape, array.shape, strict=True)
+    )
+    return axes and array.dtype == stored_dtype(dtype)
+
+
+def write_chunk(path: Path, *arrays: np.ndarray) -> None:
+    """Write the arrays of a finished chunk of long work, one .npy after another, to a file that is whole or missing."""
+    with atomic_write(path, "wb") as file:
+        for array in arrays:
+            write_npy(file, array)
+
+
+def read_chunk(path: Path, *wanted: tuple[DTypeLike, Sequence[int | None]]) -> list[np.ndarray] | None:
+    """Read the arrays that `write_chunk` wrote, from which an interrupted call resumes.
+
+    Args:
+      path: the file.
+      wanted: the dtype and the shape of each array, as in `read_array`.
+
+    Returns:
+      The arrays; None where the file is missing, damaged, or another chunk's: it has to be written (again).
+    """
+    try:
+        with open(path, "rb") as file:
+            arrays = [np.load(file, allow_pickle=False) for _ in wanted]
+    except (OSError, *BROKEN):
+        return None
+    return arrays if all(_fits(array, *each) for array, each in zip(arrays, wanted, strict=True)) else None
+
+
+def map_rows(path: Path, offsets: np.ndarray, dtype: DTypeLike, remedy: str) -> np.ndarray:
+    """Map a file of rows of different lengths, which follow one another without a header.
+
+    Args:
+      path: the file.
+      offsets: the place where each row begins, and where the last ends, int64 [N + 1].
+      dtype: the dtype of the numbers.
+      remedy: the remedy that errors state.
+
+    Returns:
+      The numbers of all rows, [offsets[N]].
+
+    Raises:
+      UserError: the file is missing, or has another size.
+    """
+    try:
+        stored = retried(path, path.stat).st_size
+        wanted = int(offsets[-1]) * np.dtype(dtype).itemsize if len(offsets) and offsets[0] == 0 else -1
+        if stored != wanted:
+            raise ValueError(f"{stored} bytes, not {wanted}")
+        # An empty file cannot be mapped.
+        return np.memmap(path, dtype, "r") if stored else np.empty(0, dtype)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {remedy}") from error

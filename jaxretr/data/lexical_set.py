@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.arrays import read_array, write_array
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.runtime.storage.sealed_folder import is_described, read_description
 
 META = "meta.json"
 SOURCES = "sources.npy"
+ROWS, SCORES = "rows.npy", "scores.npy"
 
 DEV = "dev"
 """The folder of the held-out queries, a set inside the set."""
@@ -76,12 +77,25 @@ class Ranking:
     Attributes:
       name: the teacher's name.
       rows: int32 [Q, K], best first, -1 after the last passage found.
-      scores: float32 [Q, K].
+      scores: float32 [Q, K], descending; 0 where the row is -1.
     """
 
     name: str
     rows: np.ndarray
     scores: np.ndarray
+
+    @classmethod
+    def open(cls, name: str, folder: Path, shape: tuple[int, int]) -> "Ranking":
+        """Map the files rows.npy and scores.npy of a folder.
+
+        Raises:
+          UserError: one is missing or damaged.
+        """
+        remedy = f"remove {folder} and run the command again"
+        rows, scores = (
+            read_array(folder / file, dtype, shape, remedy) for file, dtype in ((ROWS, np.int32), (SCORES, np.float32))
+        )
+        return cls(name, rows, scores)
 
 
 @dataclass(frozen=True)
@@ -225,7 +239,7 @@ class LexicalSet:
         # While its files are replaced the folder is not a set.
         (folder / META).unlink(missing_ok=True)
         numbers = np.flatnonzero(kept)
-        with write_queries(folder) as store:
+        with write_texts(folder) as store:
             for number in numbers:
                 store.append(queries[int(number)])
         write_array(folder / SOURCES, numbers.shape, np.int32, (sources[block] for block in _blocks(numbers)))

@@ -8,22 +8,15 @@ are unchanged, or a named data set's version and checksums. 21 million passages 
 import contextlib
 import hashlib
 import json
-import logging
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.mapped_texts import MappedTexts, TextsWriter, mapped_bytes
+from jaxretr.data.mapped_texts import MappedTexts, write_texts
 from jaxretr.data.text_rows import find_input
 from jaxretr.runtime.errors import UserError
-
-log = logging.getLogger(__name__)
+from jaxretr.runtime.storage.files import AGAIN, made_once, write_json
+from jaxretr.runtime.storage.sealed_folder import read_object
 
 _COLUMNS = ("id", "title", "text")
 _META = "meta.json"
@@ -44,68 +37,23 @@ def mapped_corpus(path: str | Path, root: Path) -> Corpus:
     source = find_input(path, "corpus.jsonl")
     what = [_VERSION, *source.facts()]
     folder = root.expanduser() / f"corpus-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}"
-    corpus = _open(folder)
-    if corpus is None:
-        stream = CorpusStream([source])
-        try:
-            _write(folder, stream)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
-        corpus = _open(folder)
-    if corpus is None:
-        raise UserError(f"{folder}: was damaged right after it was made; remove it, and let nothing else write there")
-    return corpus
+    return made_once(folder, _open, lambda partial: _write(partial, CorpusStream([source])))
 
 
-def _open(folder: Path) -> Corpus | None:
-    """Open the corpus of a folder; None if there is none, or an incomplete one."""
-    try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-        columns = [_column(folder, name) for name in _COLUMNS]
-        if {len(column) for column in columns} != {meta["rows"]}:
-            raise ValueError("its columns have another length than in meta.json")
-        return Corpus(columns[0], columns[1], columns[2], fingerprint=str(meta["fingerprint"]))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s: not a complete corpus (%s); making it again", folder, error)
-    return None
+def _open(folder: Path) -> Corpus:
+    meta = read_object(folder / _META, AGAIN)
+    ids, titles, texts = (MappedTexts(folder, name, AGAIN) for name in _COLUMNS)
+    fingerprint = meta.get("fingerprint")
+    if not (len(ids) == len(titles) == len(texts) == meta.get("rows") and isinstance(fingerprint, str)):
+        raise UserError(f"{folder / _META}: does not describe the columns next to it; {AGAIN}")
+    return Corpus(ids, titles, texts, fingerprint=fingerprint)
 
 
 def _write(folder: Path, stream: CorpusStream) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
-    partial.mkdir()
-    try:
-        with contextlib.ExitStack() as files:
-            adders = [files.enter_context(_written_column(partial, name)) for name in _COLUMNS]
-            for _, passage in stream.passages():
-                for name, add in zip(_COLUMNS, adders, strict=True):
-                    add(getattr(passage, name))
-        meta = {"rows": stream.num_rows, "fingerprint": stream.fingerprint, "source": stream.name}
-        (partial / _META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
-        if _open(folder) is None:
-            # The folder is missing, or incomplete and not read by any process.
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                os.rename(partial, folder)
-            except OSError:
-                if _open(folder) is None:  # Otherwise another process was first.
-                    raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _column(folder: Path, name: str) -> MappedTexts:
-    """Open a column: NAME.bytes, its UTF-8 bytes, and NAME.offsets, int64 [N + 1]."""
-    offsets = np.memmap(folder / f"{name}.offsets", np.int64, "r")
-    return MappedTexts(offsets, mapped_bytes(folder / f"{name}.bytes", offsets))
-
-
-@contextlib.contextmanager
-def _written_column(folder: Path, name: str) -> Iterator[Callable[[str], None]]:
-    """Write a column; yield the function that adds a text to it."""
-    with open(folder / f"{name}.bytes", "wb") as content, open(folder / f"{name}.offsets", "wb") as offsets:
-        writer = TextsWriter(content, offsets)
-        yield writer.append
-        writer.flush()
+    with contextlib.ExitStack() as files:
+        columns = [files.enter_context(write_texts(folder, name)) for name in _COLUMNS]
+        for _, passage in stream.passages():
+            for name, column in zip(_COLUMNS, columns, strict=True):
+                column.append(getattr(passage, name))
+    meta = {"rows": stream.num_rows, "fingerprint": stream.fingerprint, "source": stream.name}
+    write_json(folder / _META, meta, indent=2)

@@ -10,34 +10,37 @@ from typing import IO, SupportsIndex, overload
 
 import numpy as np
 
-from jaxretr.data.arrays import read_array, write_header
-from jaxretr.runtime.errors import UserError, reason
-from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.data.arrays import map_rows, read_array, write_header
+from jaxretr.runtime.storage.files import atomic_write, sha256
 
-TEXTS = "queries.bin"
-OFFSETS = "queries-offsets.npy"
-
-_AGAIN = "make the queries again"
+QUERIES = "queries"
+"""The name of the texts of a `QueryStore`."""
 
 # Offsets that are buffered before they are written.
 _BUFFERED = 1 << 16
-
 
 # Texts that are decoded at a time when all are read.
 _DECODED = 10_000
 
 
 class MappedTexts(Sequence[str]):
-    """N texts in two arrays, which may be mapped files: a text takes no memory of the process until it is read."""
+    """N texts in two files: a text takes no memory of the process until it is read.
 
-    def __init__(self, offsets: np.ndarray, content: np.ndarray):
+    NAME.bin has their UTF-8 bytes, one text after another, NAME-offsets.npy the place where each begins, and where the
+    last ends, int64 [N + 1]. `write_texts` makes them.
+    """
+
+    def __init__(self, folder: str | Path, name: str, remedy: str):
+        """Open the files.
+
+        Raises:
+          UserError: one is missing or damaged; it ends with the remedy.
         """
-        Args:
-          offsets: the place where each text begins in `content`, and where the last ends, int64 [N + 1].
-          content: the texts' UTF-8 bytes, uint8.
-        """
-        # A plain array over the same memory, which is faster to slice than a memmap object.
-        self._offsets, self._bytes = np.asarray(offsets), np.asarray(content)
+        self._texts, self._places = texts_files(folder, name)
+        offsets = read_array(self._places, np.int64, (None,), remedy)
+        # Plain arrays over the same memory, which are faster to slice than memmap objects.
+        self._offsets = np.asarray(offsets)
+        self._bytes = np.asarray(map_rows(self._texts, offsets, np.uint8, remedy))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -68,25 +71,16 @@ class MappedTexts(Sequence[str]):
         places = itertools.pairwise(offset - offsets[0] for offset in offsets)
         return [content[first:last].decode("utf-8", "surrogatepass") for first, last in places]
 
-
-def mapped_bytes(path: Path, offsets: np.ndarray) -> np.ndarray:
-    """Map the texts that these offsets divide, uint8; an empty file, which cannot be mapped, is an empty array.
-
-    Raises:
-      OSError, ValueError: the file cannot be read, or has another size.
-    """
-    size = path.stat().st_size
-    end = int(offsets[-1]) if len(offsets) else -1
-    if end != size or offsets[0] != 0:
-        raise ValueError(f"{path.name} has {size} bytes, not {end}")
-    return np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+    def fingerprint(self) -> str:
+        """Return a sha256 (hexadecimal) over the texts."""
+        digest = hashlib.sha256()
+        for path in (self._places, self._texts):
+            digest.update(bytes.fromhex(sha256(path)))
+        return digest.hexdigest()
 
 
 class QueryStore(MappedTexts):
-    """Texts in a folder: queries.bin (UTF-8, concatenated) and queries-offsets.npy (int64 [Q + 1]).
-
-    `write_queries` makes one.
-    """
+    """The texts queries.bin and queries-offsets.npy of a folder."""
 
     def __init__(self, folder: str | Path):
         """Open a store.
@@ -94,21 +88,7 @@ class QueryStore(MappedTexts):
         Raises:
           UserError: a file of it is missing or damaged.
         """
-        self.folder = Path(folder)
-        offsets = read_array(self.folder / OFFSETS, np.int64, (None,), _AGAIN)
-        try:
-            content = mapped_bytes(self.folder / TEXTS, offsets)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder / TEXTS}: cannot be read ({reason(error)}); {_AGAIN}") from error
-        super().__init__(offsets, content)
-
-    def fingerprint(self) -> str:
-        """Return a sha256 (hexadecimal) over the texts."""
-        digest = hashlib.sha256()
-        for name in (OFFSETS, TEXTS):
-            with open(self.folder / name, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        super().__init__(folder, QUERIES, "make the queries again")
 
 
 class TextsWriter:
@@ -137,18 +117,24 @@ class TextsWriter:
         self._unwritten = array("q")
 
 
+def texts_files(folder: str | Path, name: str) -> tuple[Path, Path]:
+    """The files of the texts of this name in a folder, and of their offsets."""
+    return Path(folder) / f"{name}.bin", Path(folder) / f"{name}-offsets.npy"
+
+
 @contextmanager
-def write_queries(folder: str | Path) -> Iterator[TextsWriter]:
-    """Write a store text by text; its files appear when the block ends, and not at all if it fails.
+def write_texts(folder: str | Path, name: str = QUERIES) -> Iterator[TextsWriter]:
+    """Write texts one by one; their files appear when the block ends, and not at all if it fails.
 
     Args:
-      folder: created if missing; a store in it is replaced.
+      folder: created if missing; texts of this name in it are replaced.
+      name: the name of the files.
 
     Yields:
       The writer.
     """
-    folder = Path(folder)
-    with atomic_write(folder / TEXTS, "wb") as texts, atomic_write(folder / OFFSETS, "wb") as offsets:
+    of_texts, of_offsets = texts_files(folder, name)
+    with atomic_write(of_texts, "wb") as texts, atomic_write(of_offsets, "wb") as offsets:
         # numpy pads the header for any number of rows, so the last header fits in the place of the first.
         write_header(offsets, (1,), np.int64)
         yield (writer := TextsWriter(texts, offsets))

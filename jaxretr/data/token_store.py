@@ -1,40 +1,34 @@
 """Token ids on disk: tokenised once, then memory-mapped, keyed by everything that decides their content."""
 
+import functools
 import hashlib
 import json
-import logging
-import os
 import random
-import secrets
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxretr.data.arrays import BROKEN, write_npy
+from jaxretr.data.arrays import map_rows, read_array, read_chunk, write_chunk, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
-from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
+from jaxretr.data.tokens import Rows, Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import atomic_write, write_json
+from jaxretr.runtime.storage.files import AGAIN, atomic_write, made_once, write_json
+from jaxretr.runtime.storage.sealed_folder import read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1
 
 # Rows whose ids are counted at a time.
 _COUNTED_ROWS = 65_536
-
-
-class DamagedStoreError(UserError):
-    """An error: a store is missing or incomplete; `TokenStore.build` makes it again."""
 
 
 def ids_dtype(vocabulary: int) -> np.dtype:
@@ -63,45 +57,27 @@ class TokenStore:
         """Open a store.
 
         Raises:
-          DamagedStoreError: there is none, or a file of it is missing or damaged.
-          UserError: it cannot be read.
+          UserError: there is none, or a file of it is damaged or cannot be read.
         """
         self.folder = Path(folder)
+        path = self.folder / "meta.json"
+        meta = read_object(path, AGAIN)
         try:
-            meta = json.loads((self.folder / "meta.json").read_text())
-            self.dtype = np.dtype(meta["dtype"])
+            self.dtype, rows, count = np.dtype(meta["dtype"]), int(meta["num_rows"]), int(meta["num_ids"])
             self.truncated = int(meta["truncated"])
-            self.content = str(meta.get("content", self.key))
-            self.offsets = np.load(self.folder / "offsets.npy", allow_pickle=False)
-            stored = (self.folder / "ids.bin").stat().st_size
             if meta["format"] != _FORMAT_VERSION or self.dtype not in (np.uint16, np.int32):
-                raise ValueError("meta.json is of another format")
-            if self.offsets.shape != (meta["num_rows"] + 1,) or self.offsets.dtype != np.int64:
-                raise ValueError("offsets.npy has a wrong size")
-            steps = np.diff(self.offsets)
-            if self.offsets[0] != 0 or self.offsets[-1] != meta["num_ids"] or (steps < 0).any():
-                raise ValueError("offsets.npy has wrong values")
-            if stored != meta["num_ids"] * self.dtype.itemsize:
-                raise ValueError(f"ids.bin has {stored} bytes, not {meta['num_ids'] * self.dtype.itemsize}")
-            # An empty file cannot be mapped.
-            self.ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
-        # Any bytes of a damaged file end in one of these.
-        except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, *BROKEN) as error:
-            what = getattr(error, "strerror", None) or str(error)
-            raise DamagedStoreError(f"{self.folder}: not a complete token store ({what}); build it again") from error
-        # No permission, a missing network disk: the store may be intact, and must not be removed.
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be read ({error.strerror}); check the disk and the rights"
-            ) from error
+                raise ValueError("it is of another format")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: does not describe a token store ({error}); {AGAIN}") from error
+        self.content = str(meta.get("content", self.folder.name))
+        self.offsets = read_array(self.folder / "offsets.npy", np.int64, (rows + 1,), AGAIN, mapped=False)
+        self.ids = map_rows(self.folder / "ids.bin", self.offsets, self.dtype, AGAIN)
+        steps = np.diff(self.offsets)
+        if len(self.ids) != count or (steps < 0).any():
+            raise UserError(f"{self.folder / 'offsets.npy'}: has wrong values; {AGAIN}")
         self.lengths = steps.astype(np.int32)
         self.num_rows = len(self.lengths)
         self.max_row_length = int(self.lengths.max(initial=0))
-
-    @property
-    def key(self) -> str:
-        """The sha256 that names the store, over content, tokenizer, template, length, prompt and format."""
-        return self.folder.name
 
     @classmethod
     def build(
@@ -115,7 +91,6 @@ class TokenStore:
         prompt: str = "",
         workers: int | None = None,
         chunk_rows: int = 50_000,
-        progress: bool = True,
     ) -> "TokenStore":
         """Tokenise a corpus or questions, or open the store if that is done already.
 
@@ -133,8 +108,6 @@ class TokenStore:
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
-          progress: whether progress is shown for a build of over two seconds: a bar on a terminal, otherwise lines
-            in the log.
 
         Raises:
           UserError: the folder cannot be written; finished chunks remain, nothing half-written does.
@@ -154,10 +127,16 @@ class TokenStore:
         }
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         target = Path(folder_root).expanduser() / key
-        if (store := _open_if_whole(target)) is not None:
-            return store
-        build = _Build(target, columns, tokenizer, template, max_length, prompt, chunk_rows, what)
-        return build.run(workers or 2, progress)
+        parts = target.with_name(f"{key}.parts")
+        build = _Build(parts, columns, tokenizer, template, max_length, prompt, chunk_rows, workers or 2)
+
+        def make(partial: Path) -> None:
+            build.tokenise()
+            build.assemble(partial, what)
+
+        store = made_once(target, cls, make)
+        shutil.rmtree(parts, ignore_errors=True)
+        return store
 
     def __len__(self) -> int:
         return self.num_rows
@@ -257,126 +236,91 @@ def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
 # ---- building --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _Build:
-    """One build of one store: chunks into `<key>.parts`, then all of them into `<key>`."""
+    """One build of one store: chunks into `parts`, then all of them into the store's folder."""
 
-    def __init__(self, target, columns, tokenizer, template, max_length, prompt, chunk_rows, what):
-        self.target: Path = target
-        self.parts: Path = target.with_name(f"{target.name}.parts")
-        self.columns: tuple[Sequence[str], ...] = columns
-        self.tokenizer = tokenizer
-        self.template: Template = template
-        self.max_length: int = max_length
-        self.prompt: str = prompt
-        self.what: dict = what
-        self.dtype = ids_dtype(vocabulary_size(tokenizer))
-        num_rows = len(columns[0])
-        self.chunks = [(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows, chunk_rows)]
+    parts: Path
+    columns: tuple[Sequence[str], ...]
+    tokenizer: "PreTrainedTokenizerBase"
+    template: Template
+    max_length: int
+    prompt: str
+    chunk_rows: int
+    workers: int
 
-    def run(self, workers: int, progress: bool) -> TokenStore:
-        for _ in range(3):
-            try:
-                self._tokenise(workers, progress)
-                self._assemble()
-            except UserError:
-                # Another process may have finished the store and removed the chunks that this one was reading.
-                if not os.path.exists(self.target):
-                    raise
-            if (store := _open_if_whole(self.target)) is not None:
-                shutil.rmtree(self.parts, ignore_errors=True)
-                return store
-        raise UserError(f"{self.target}: was damaged right after it was built; let no other program write into it")
+    @functools.cached_property
+    def dtype(self) -> np.dtype:
+        return ids_dtype(vocabulary_size(self.tokenizer))
 
-    def _part(self, start: int, stop: int) -> Path:
-        return self.parts / f"{start:012d}-{stop:012d}.npys"
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns[0])
 
-    def _tokenise(self, workers: int, progress: bool) -> None:
+    def _read(self, start: int) -> tuple[np.ndarray, int, np.ndarray] | None:
+        """Return (lengths, truncated, ids) of the chunk from this row on; None where it is missing or damaged."""
+        wanted = (np.int32, (self._stop(start) - start,)), (np.int64, (1,)), (self.dtype, (None,))
+        found = read_chunk(self._part(start), *wanted)
+        if found is None or found[0].sum() != len(found[2]):
+            return None
+        return found[0], int(found[1][0]), found[2]
+
+    def _part(self, start: int) -> Path:
+        return self.parts / f"{start:012d}-{self._stop(start):012d}.npys"
+
+    def _stop(self, start: int) -> int:
+        return min(start + self.chunk_rows, self.num_rows)
+
+    def _rows(self, start: int, stop: int) -> Rows:
+        columns = [column[start:stop] for column in self.columns]
+        return template_rows(self.template, self.tokenizer, columns, self.max_length, self.prompt)
+
+    def tokenise(self) -> None:
+        """Write the chunks that are missing."""
         # No rows yet: an unsuitable tokenizer or length fails before anything is written, and the tokenizer is set up
         # before several threads use it.
-        template_rows(
-            self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length, self.prompt
-        )
-        missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
+        self._rows(0, 0)
+        missing = [start for start in range(0, self.num_rows, self.chunk_rows) if self._read(start) is None]
         # Each process takes them in another order, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
-        rows = len(self.columns[0])
-        with Progress(rows, "row", "tokenised", shown=progress) as shown:
+        with Progress(self.num_rows, "row", "tokenised") as shown:
             if missing:
-                shown.skip(rows - sum(stop - start for start, stop in missing))
-            pool = ThreadPoolExecutor(workers)
+                shown.skip(self.num_rows - sum(self._stop(start) - start for start in missing))
+            pool = ThreadPoolExecutor(self.workers)
             try:
-                for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
+                for done in as_completed([pool.submit(self._tokenise_chunk, start) for start in missing]):
                     shown.advance(done.result())
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _tokenise_chunk(self, start: int, stop: int) -> int:
-        part = self._part(start, stop)
-        if _read_part(part, self.dtype, start, stop) is None:
-            columns = [column[start:stop] for column in self.columns]
-            rows = template_rows(self.template, self.tokenizer, columns, self.max_length, self.prompt)
+    def _tokenise_chunk(self, start: int) -> int:
+        if self._read(start) is None:
+            rows = self._rows(start, self._stop(start))
             lengths = np.fromiter(map(len, rows.ids), np.int32, len(rows.ids))
             ids = np.fromiter(chain.from_iterable(rows.ids), self.dtype, int(lengths.sum()))
-            with atomic_write(part, "wb") as file:
-                for array in (lengths, np.array([rows.truncated], np.int64), ids):
-                    write_npy(file, array)
-        return stop - start
+            write_chunk(self._part(start), lengths, np.array([rows.truncated], np.int64), ids)
+        return self._stop(start) - start
 
-    def _assemble(self) -> None:
-        # Inside the folder of the chunks, so that the remains of a kill are removed with them.
-        assembled = self.parts / f"assembled-{secrets.token_hex(4)}"
-        lengths = []
-        truncated = 0
-        with atomic_write(assembled / "ids.bin", "wb") as file:
-            for start, stop in self.chunks:
-                part = _read_part(self._part(start, stop), self.dtype, start, stop)
-                if part is None:
-                    raise UserError(f"{self._part(start, stop)}: was removed or damaged; build the store again")
+    def assemble(self, folder: Path, what: dict) -> None:
+        """Write the store of all chunks; `what`: the facts that name it."""
+        lengths, truncated = [np.zeros(1, np.int64)], 0
+        with atomic_write(folder / "ids.bin", "wb") as file:
+            for start in range(0, self.num_rows, self.chunk_rows):
+                if (part := self._read(start)) is None:
+                    raise UserError(f"{self._part(start)}: was removed or damaged; build the store again")
                 lengths.append(part[0])
                 truncated += part[1]
-                file.write(part[2].tobytes())
-        offsets = np.zeros(len(self.columns[0]) + 1, np.int64)
-        np.cumsum(np.concatenate([np.empty(0, np.int32), *lengths]), dtype=np.int64, out=offsets[1:])
-        with atomic_write(assembled / "offsets.npy", "wb") as file:
+                file.write(part[2].data)
+        offsets = np.cumsum(np.concatenate(lengths), dtype=np.int64)
+        with atomic_write(folder / "offsets.npy", "wb") as file:
             write_npy(file, offsets)
-        meta = self.what | {
+        meta = {
             "dtype": self.dtype.name,
-            "num_rows": len(offsets) - 1,
+            "num_rows": self.num_rows,
             "num_ids": int(offsets[-1]),
             "truncated": truncated,
         }
-        write_json(assembled / "meta.json", meta, indent=2)
-        try:
-            os.rename(assembled, self.target)
-        except OSError as error:
-            # A folder of that name: another process was first. If it is incomplete, the next round moves it away.
-            if not self.target.is_dir():
-                raise UserError(
-                    f"{self.target}: cannot be created ({error.strerror}); choose another folder"
-                ) from error
-
-
-def _open_if_whole(target: Path) -> TokenStore | None:
-    """Open the store at `target`; a damaged one is moved away, with a line in the log, and None returned."""
-    if not os.path.exists(target):
-        return None
-    try:
-        return TokenStore(target)
-    except DamagedStoreError as error:
-        _log.warning("%s", str(error).replace("build it again", "building it again"))
-    # Renamed first: another process never sees it half deleted.
-    aside = target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}")
-    try:
-        os.rename(target, aside)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UserError(f"{target}: damaged and cannot be moved ({error.strerror}); remove it by hand") from error
-    if aside.is_dir():
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        aside.unlink(missing_ok=True)
-    return None
+        write_json(folder / "meta.json", what | meta, indent=2)
 
 
 def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple[Sequence[str], ...], str]:
@@ -386,15 +330,3 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
     if isinstance(content, Corpus):
         return (content.titles, content.texts), content.fingerprint()
     return (content,), content_fingerprint(content)
-
-
-def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.ndarray, int, np.ndarray] | None:
-    """Return (lengths, truncated, ids) of a finished chunk, or None when it is missing or damaged."""
-    try:
-        with open(path, "rb") as file:
-            lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))
-    except (OSError, *BROKEN):
-        return None
-    if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
-        return None
-    return lengths, int(truncated[0]), ids

@@ -31,14 +31,14 @@ import jax
 import numpy as np
 
 from jaxretr.data.arrays import read_array, write_npy
-from jaxretr.embeddings.index_folder import read_ids
+from jaxretr.embeddings.index_folder import read_ids, write_ids
 from jaxretr.embeddings.vector_files import VectorDtype, bytes_a_row, dequantise, quantise
 from jaxretr.models.embed import Side
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.parallel.hosts import wait_for_all
 from jaxretr.runtime.storage import sealed_folder
-from jaxretr.runtime.storage.files import atomic_write, write_whole
+from jaxretr.runtime.storage.files import write_whole
 from jaxretr.runtime.storage.paths import as_path, is_remote
 from jaxretr.runtime.storage.shard_cache import ShardCache
 
@@ -336,13 +336,7 @@ class EmbeddingStore:
             yield from map(self._arrays, shards)
             return
         with ThreadPoolExecutor(1, "fetch") as thread:
-            coming = None
-            for shard in shards:
-                before, coming = coming, thread.submit(self._arrays, shard)
-                if before is not None:
-                    yield before.result()
-            if coming is not None:
-                yield coming.result()
+            yield from one_ahead(thread, map(self._arrays, shards))
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Read rows [start, stop), as many of them as there are; float32 [n, D]."""
@@ -377,8 +371,7 @@ class EmbeddingStore:
         else:
             sealed_folder.write_description(folder / META, _KIND, dataclasses.asdict(self.meta))
         if not self._ids_are_whole():
-            with atomic_write(folder / IDS) as file:
-                file.writelines(json.dumps(name) + "\n" for name in ids)
+            write_ids(folder / IDS, ids)
             self._write_record(folder / IDS_RECORD, [folder / IDS])
 
     def _ids_are_whole(self) -> bool:
@@ -445,6 +438,15 @@ class EmbeddingStore:
         # Hashing lets other threads run.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             yield from threads.map(function, shards)
+
+
+def one_ahead(thread: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, while the thread makes the next one."""
+    end = object()
+    coming = thread.submit(next, items, end)
+    while (item := coming.result()) is not end:
+        coming = thread.submit(next, items, end)
+        yield item  # pyright: ignore[reportReturnType]
 
 
 def is_store(folder: str | Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
-from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta, default_shard_rows
+from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta, default_shard_rows, one_ahead
 from jaxretr.embeddings.fingerprints import model_fingerprint, texts_fingerprint
 from jaxretr.embeddings.vector_files import VectorDtype
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
@@ -43,8 +43,6 @@ _BYTES_OF_THE_ENGINE = 200 * 2**20
 
 # Shards in memory at a time: one is read, one tokenised, one encoded and one written.
 _SHARDS_AT_A_TIME = 4
-
-T = TypeVar("T")
 
 
 def encode(
@@ -137,7 +135,7 @@ def _write(
         ThreadPoolExecutor(1, "write") as writing,
     ):
         progress.skip(of_share - left)
-        pieces = _one_ahead(reading, _pieces(content, spans))
+        pieces = one_ahead(reading, _pieces(content, spans))
         # The shapes of the batches, and so the numbers, follow the size of the store, not that of its missing part.
         found = encoder.encode_pieces(side, pieces, batch_size=batch_size, total=meta.rows, advance=progress.advance)
         written: Future[None] | None = None
@@ -252,12 +250,3 @@ def _as_texts(content: Corpus | Sequence[Question], start: int = 0, stop: int | 
     if isinstance(content, Corpus):
         return [content[row] for row in range(start, len(content) if stop is None else stop)]
     return [question.text for question in content[start:stop]]
-
-
-def _one_ahead(thread: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, while the thread makes the next one."""
-    end = object()
-    coming = thread.submit(next, items, end)
-    while (item := coming.result()) is not end:
-        coming = thread.submit(next, items, end)
-        yield item  # pyright: ignore[reportReturnType]

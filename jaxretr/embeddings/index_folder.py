@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.data.arrays import read_array, stored_dtype
+from jaxretr.data.arrays import read_array, stored_dtype, write_array
 from jaxretr.runtime.errors import UserError, reason
-from jaxretr.runtime.storage.files import atomic_folder, reserve, restore
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write, restore
 from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_description
 
 DTYPES = ("float32", "bfloat16")
@@ -30,7 +30,7 @@ def write(
     dtype: np.dtype,
     ids: list[str] | None,
     metadata: Mapping[str, Sequence[Any]],
-    pieces: Iterable[tuple[int, np.ndarray]],
+    blocks: Iterable[np.ndarray],
 ) -> None:
     """Write an index next to the folder and then renames it into place, replacing an older index.
 
@@ -40,7 +40,7 @@ def write(
       dtype: float32 or bfloat16.
       ids: N ids, or None when the rows have none.
       metadata: field -> N values.
-      pieces: (first row, rows [n, D]) that cover the embeddings; rows beyond N are padding and left out.
+      blocks: arrays [n, D] that together are the embeddings; rows beyond N are padding and left out.
 
     Raises:
       UserError: the folder holds something else, or cannot be written.
@@ -49,7 +49,7 @@ def write(
     restore(target)
     check_replaceable(target, "an index", lambda names: META in names, (EMBEDDINGS, IDS, METADATA, META))
     with atomic_folder(target) as folder:
-        _write_files(folder, shape, dtype, ids, metadata, pieces)
+        _write_files(folder, shape, dtype, ids, metadata, blocks)
 
 
 def _write_files(
@@ -58,19 +58,19 @@ def _write_files(
     dtype: np.dtype,
     ids: list[str] | None,
     metadata: Mapping[str, Sequence[Any]],
-    pieces: Iterable[tuple[int, np.ndarray]],
+    blocks: Iterable[np.ndarray],
 ) -> None:
-    bits = stored_dtype(dtype)
-    n, dim = shape
-    out = np.lib.format.open_memmap(folder / EMBEDDINGS, mode="w+", dtype=bits, shape=shape)
-    reserve(folder / EMBEDDINGS)
-    for start, piece in pieces:
-        count = max(0, min(len(piece), n - start))
-        out[start : start + count] = piece[:count].view(bits)
-    out.flush()
+    bits, (n, dim) = stored_dtype(dtype), shape
+
+    def without_padding() -> Iterator[np.ndarray]:
+        left = n
+        for block in blocks:
+            yield block[:left].view(bits)
+            left -= min(left, len(block))
+
+    write_array(folder / EMBEDDINGS, shape, bits, without_padding())
     if ids is not None:
-        with open(folder / IDS, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(name) + "\n" for name in ids)
+        write_ids(folder / IDS, ids)
     if metadata:
         with open(folder / METADATA, "w", encoding="utf-8") as file:
             for row in zip(*metadata.values(), strict=True):
@@ -129,6 +129,12 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
     if len(columns[fields[0]]) != n:
         raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {_AGAIN}")
     return columns
+
+
+def write_ids(path: Path, ids: Iterable[str]) -> None:
+    """Write ids, one JSON string per line, to a file that appears when it is complete."""
+    with atomic_write(path) as file:
+        file.writelines(json.dumps(name) + "\n" for name in ids)
 
 
 def read_ids(path: Path, n: int, remedy: str = _AGAIN, wanted: np.ndarray | None = None) -> list[str]:

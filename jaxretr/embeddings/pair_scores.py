@@ -1,6 +1,5 @@
 """Scores of many pairs: in chunks that an interrupted call resumes after, and that several processes share."""
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxretr.data.arrays import read_array, write_array
+from jaxretr.data.arrays import read_chunk, write_chunk
 from jaxretr.data.pairs import Pair
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.encode import note_cut, without_truncation_warnings
@@ -80,12 +79,12 @@ class KeptScores:
 
     def read(self, number: int, pairs: int) -> np.ndarray | None:
         """The scores of a finished chunk, float32 [pairs]; None if it is not there, or not whole."""
-        with contextlib.suppress(UserError):
-            return read_array(self._path(number), np.float32, (pairs,), "", mapped=False)
+        found = read_chunk(self._path(number), (np.float32, (pairs,)))
+        return None if found is None else found[0]
 
     def write(self, number: int, scores: np.ndarray) -> None:
         """Keep the scores of a chunk, float32 [n]."""
-        write_array(self._path(number), scores.shape, np.float32, [scores])
+        write_chunk(self._path(number), np.asarray(scores, np.float32))
 
     def remove(self) -> None:
         """Remove the folder, after process 0 has written the output; all processes must call this."""

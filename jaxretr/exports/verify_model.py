@@ -13,7 +13,7 @@ from jaxretr.exports import peers
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.errors import UserError, reason
-from jaxretr.runtime.storage.files import sha256
+from jaxretr.runtime.storage.sealed_folder import changes
 
 # Tolerance as a share of the vectors' length: some hundred roundings of float32, as by another order of sums.
 TOLERANCE = 1e-5
@@ -61,7 +61,7 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
     folder = Path(folder).expanduser()
     expected, vectors = golden.read(folder)
     problems = [] if golden.is_as_written(folder) else [f"{golden.GOLDEN} was changed"]
-    problems += changed_files(folder, expected)
+    problems += changes(folder, expected.files)
     differences, readers = [], ["jaxretr"]
     try:
         encoder = load_encoder(folder)
@@ -93,18 +93,6 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
     if problems:
         raise UserError(f"{folder}: not what was exported: {'; '.join(problems)}; export the model again")
     return Report(len(expected.files), len(vectors.questions) + len(vectors.passages), max(differences), tuple(readers))
-
-
-def changed_files(folder: Path, expected: Golden) -> list[str]:
-    """One line for each file whose content is not what was exported."""
-    problems = []
-    for name, digest in expected.files.items():
-        if not (folder / name).is_file():
-            problems.append(f"{name} is missing")
-        elif (found := sha256(folder / name)) != digest:
-            twin = next((other for other, known in expected.files.items() if known == found), None)
-            problems.append(f"{name} is what {twin} was" if twin else f"{name} was changed")
-    return problems
 
 
 def changed_settings(encoder: DualEncoder | CombinedEncoder, expected: Golden) -> list[str]:

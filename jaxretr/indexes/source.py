@@ -10,6 +10,7 @@ import numpy as np
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes.exact import unique_ids
+from jaxretr.indexes.exact.host_rows import read_rows
 from jaxretr.runtime.errors import UserError
 
 T = TypeVar("T")
@@ -59,12 +60,8 @@ class IndexSource:
         row = 0
         for block in self.store.blocks():
             for start in range(0, len(block), PIECE_ROWS):
-                piece = np.asarray(block[start : start + PIECE_ROWS], np.float32)
-                finite = np.isfinite(piece).all(axis=1)
-                if not finite.all():
-                    raise UserError(
-                        f"{self.store.folder}: row {row + int(np.argmin(finite))} holds NaN or infinity; encode it again"
-                    )
+                stop, source = min(start + PIECE_ROWS, len(block)), str(self.store.folder)
+                piece = read_rows(block, start, stop, dtype=np.dtype(np.float32), source=source, first=row - start)
                 yield piece
                 row += len(piece)
                 advance(len(piece))

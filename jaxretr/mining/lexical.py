@@ -14,7 +14,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import DEV, SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining.sentence_queries import COUNTS, Documents, Sampling, drawn, write_sentence_queries
@@ -22,7 +22,7 @@ from jaxretr.mining.teachers import RunTeacher, Task, file_digest, parse_teacher
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import write_json
-from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
 
 log = logging.getLogger(__name__)
 
@@ -205,16 +205,14 @@ def _settings_of_queries(queries: Path_ | None, sampling: Sampling, documents: D
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder with other content before anything is read."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give a folder as out=")
-    names = sorted(entry.name for entry in folder.iterdir())
     work = folder / _WORK
-    # A call that was killed before it noted its settings leaves this folder empty, or with part of a file.
-    begun = (work / _COMMAND).is_file() or (names == [_WORK] and not [*work.glob("[!.]*")])
-    if names and not begun and not is_lexical_set(folder):
-        raise UserError(f"{folder}: contains something else ({names[0]}); give a new or empty folder as out=")
+
+    def known(names: list[str]) -> bool:
+        # A call that was killed before it noted its settings leaves the folder of its work empty, or with part of a file.
+        begun = (work / _COMMAND).is_file() or (names == [_WORK] and not [*work.glob("[!.]*")])
+        return begun or is_lexical_set(folder)
+
+    check_replaceable(folder, "a lexical set", known)
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> None:
@@ -257,7 +255,7 @@ def _shown(value: Any) -> str:
 
 
 def _write_questions(folder: Path, questions: Sequence[Question]) -> None:
-    with write_queries(folder) as store:
+    with write_texts(folder) as store:
         for question in questions:
             store.append(question.text)
     write_array(folder / SOURCES, (len(questions),), np.int32, [np.full(len(questions), -1)])

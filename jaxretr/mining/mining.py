@@ -24,7 +24,16 @@ from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.evaluate.answers import Match
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.bm25.words import Bm25Settings
-from jaxretr.mining.negatives import REASONS, Filters, Mined, MiningReport, Ranking, hard_negatives, rankings_of_run
+from jaxretr.mining.negatives import (
+    REASONS,
+    Filters,
+    Mined,
+    MiningReport,
+    Ranking,
+    hard_negatives,
+    rankings_of_run,
+    warn_without_hits,
+)
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_write, sha256
@@ -304,15 +313,7 @@ def _rankings_of_run(
     path = None if isinstance(run, Mapping) else Path(run)
     name = "the run" if path is None else str(path)
     found = run if isinstance(run, Mapping) else read_run(run, questions=questions)
-    without = [question.id for question in questions if question.id not in found]
-    if len(without) == len(questions):
-        raise UserError(
-            f"{name}: has hits for none of the {len(questions)} training questions; check that the ids match"
-        )
-    if without:
-        log.warning(
-            "%s: no hits for %d of %d questions (the first: '%s')", name, len(without), len(questions), without[0]
-        )
+    warn_without_hits(name, found, [question.id for question in questions], "training questions")
     row_of_id = {id: row for row, id in enumerate(corpus.ids)}
     for question in questions:
         for id in found.get(question.id, ()):

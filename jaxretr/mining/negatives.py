@@ -5,6 +5,7 @@ places near a positive is often an unjudged positive, hence the other filters: a
 score of the positive, absolute or relative (NV-Retriever, arXiv 2407.15831, "TopK-MarginPos" and "TopK-PercPos").
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from jaxretr.data.question_identity import joined_by_text, without_own
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, UserError
+
+log = logging.getLogger(__name__)
 
 # Reasons why a ranked passage is not a negative, in the order of the checks: it counts under the first that applies.
 REASONS = {
@@ -206,6 +209,25 @@ def _mine_one(
     its_scores = ranking.positive_scores
     unknown = bool(np.isnan(its_scores).all())
     return Mined(ranking.rows[kept], ranking.scores[kept], dropped, its_scores, positive_rank, unknown)
+
+
+def warn_without_hits(name: object, run: Mapping[str, Mapping[str, float]], ids: Sequence[str], what: str) -> None:
+    """Warn of questions without a hit.
+
+    Args:
+      name: the run's name in messages.
+      run: question id -> passage id -> score.
+      ids: the ids of the questions.
+      what: the questions in messages, for instance "queries".
+
+    Raises:
+      UserError: no question has a hit.
+    """
+    without = [id for id in ids if not run.get(id)]
+    if len(without) == len(ids):
+        raise UserError(f"{name}: has hits for none of the {len(ids)} {what}; check that the ids match")
+    if without:
+        log.warning("%s: no hits for %d of %d %s (the first: '%s')", name, len(without), len(ids), what, without[0])
 
 
 def rankings_of_run(

@@ -21,7 +21,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
-from jaxretr.data.mapped_texts import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import write_json
 
@@ -29,9 +29,6 @@ COUNTS = "counts.json"
 
 # Numbers of 8 bytes in a digest of blake2b.
 _NUMBERS_A_DIGEST = 8
-
-# Passages between two reports of progress.
-_PASSAGES_A_REPORT = 10_000
 
 # A multi-byte space after an initial ("A.<no-break space>B.") makes sentencex 1.0.32 panic, and it rejects half a
 # surrogate pair. Each is replaced by one plain space, so that positions stay the same.
@@ -267,13 +264,12 @@ def write_sentence_queries(
     """
     counts = SentenceCounts()
     sources = array("i")
-    with write_queries(folder) as store:
+    with write_texts(folder) as store:
         for row, sentences in sampled_sentences(corpus, documents, sampling, counts):
             for sentence in sentences:
                 store.append(sentence)
                 sources.append(row)
-            if (row + 1) % _PASSAGES_A_REPORT == 0 or row + 1 == corpus.num_rows:
-                advance(row % _PASSAGES_A_REPORT + 1)
+            advance(1)
         if not counts.sampled:
             raise UserError(
                 f"{corpus.name}: none of the {counts.passages} passages has a sentence; give one with texts"
@@ -283,7 +279,7 @@ def write_sentence_queries(
     if limit is not None and limit < counts.sampled:
         kept = drawn(counts.sampled, limit, sampling.seed, "limit")
         everything = QueryStore(folder)
-        with write_queries(folder) as store:
+        with write_texts(folder) as store:
             for number in kept.tolist():
                 store.append(everything[number])
         rows = rows[kept]

@@ -1,39 +1,32 @@
 """The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
 
 import functools
-import json
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxretr.data.arrays import write_array
-from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.arrays import read_chunk, write_array, write_chunk
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.lexical_set import Ranking
+from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
 from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
 from jaxretr.data.run_reading import read_run
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION, rank
 from jaxretr.indexes.bm25.words import Bm25Settings
+from jaxretr.mining.negatives import warn_without_hits
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import reserve, write_json
 
 if TYPE_CHECKING:
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.dual_encoder import DualEncoder
 
-log = logging.getLogger(__name__)
-
-_ROWS, _SCORES = "rows.npy", "scores.npy"
-
-# Passages encoded, and queries searched, between two saved states.
-_PASSAGES = 50_000
+# Queries searched between two saved states.
 _QUERIES = 16_384
 
 # Bytes of embeddings on a device that does not report its memory.
@@ -119,7 +112,7 @@ class Bm25Teacher:
         return {**asdict(self.settings), "format": FORMAT_VERSION}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        ranked = rank(
+        return rank(
             task.corpus.passages,
             task.queries,
             folder,
@@ -131,7 +124,6 @@ class Bm25Teacher:
             shard_passages=task.shard_passages,
             threads=task.threads,
         )
-        return Ranking(self.name, ranked.rows, ranked.scores)
 
 
 @dataclass(frozen=True)
@@ -145,24 +137,14 @@ class RunTeacher:
         return {"sha256": file_digest(self.path)}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        if not (folder / _SCORES).is_file():
+        if not (folder / SCORES).is_file():
             self._write(task, folder)
-        return Ranking(self.name, *(np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES)))
+        return Ranking.open(self.name, folder, (len(task.queries), task.depth))
 
     def _write(self, task: Task, folder: Path) -> None:
         assert task.query_ids is not None
         run = read_run(self.path)
-        without = [id for id in task.query_ids if not run.get(id)]
-        if len(without) == len(task.query_ids):
-            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids match")
-        if without:
-            log.warning(
-                "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
-                self.path,
-                len(without),
-                len(task.query_ids),
-                without[0],
-            )
+        warn_without_hits(self.path, run, task.query_ids, "queries")
         ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
         wanted = {id for ids in ranked for id in ids}
         row_of_id = {p.id: row for row, (_, p) in enumerate(task.corpus.passages()) if p.id in wanted}
@@ -178,8 +160,8 @@ class RunTeacher:
                 )
             rows[number, : len(ids)] = [row_of_id[id] for id in ids]
             scores[number, : len(ids)] = [run[query_id][id] for id in ids]
-        write_array(folder / _ROWS, rows.shape, np.int32, [rows])
-        write_array(folder / _SCORES, scores.shape, np.float32, [scores])
+        write_array(folder / ROWS, rows.shape, np.int32, [rows])
+        write_array(folder / SCORES, scores.shape, np.float32, [scores])
 
 
 def _best(hits: Mapping[str, float], depth: int) -> list[str]:
@@ -200,13 +182,12 @@ class ModelTeacher:
         return {"fingerprint": model_fingerprint(self._encoder, "question")}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        shape = (len(task.queries), task.depth)
-        done = _Done(folder / "done.json")
-        if done["queries"] < shape[0]:
-            self._encode(task.corpus, folder, done)
-            self._search(task, folder, done)
-        rows, scores = (np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES))
-        return Ranking(self.name, rows, scores)
+        from jaxretr.embeddings.encoding import encode
+
+        found = folder / "ranking"
+        if not (found / SCORES).is_file():
+            self._search(task, folder, encode(self._encoder, corpus=task.corpus, out=folder / "embeddings"))
+        return Ranking.open(self.name, found, (len(task.queries), task.depth))
 
     @functools.cached_property
     def _encoder(self) -> "DualEncoder | CombinedEncoder":
@@ -215,83 +196,38 @@ class ModelTeacher:
 
         return load_encoder(self.model)
 
-    def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
+    def _search(self, task: Task, folder: Path, passages: "EmbeddingStore") -> None:
         from jaxretr.embeddings.encoding import encode_rows
+        from jaxretr.indexes.exact import ExactIndex, search_blocks
 
-        shape = (corpus.num_rows, self._encoder.config.embedding_size)
-        if done["passages"] == corpus.num_rows:
-            return
-        embeddings = _open_array(folder / "embeddings.npy", shape, "float32", done["passages"])
-        with Progress(corpus.num_rows, "passage", "encoded") as progress:
-            progress.skip(done["passages"])
-            for start, passages in _batches(corpus, done["passages"]):
-                content = Corpus.from_passages(passages)
-                found, _ = encode_rows(self._encoder, content, advance=progress.advance)
-                embeddings[start : start + len(content)] = found
-                embeddings.flush()
-                done["passages"] = start + len(content)
+        if passages.meta.bytes <= _device_bytes():
+            search = ExactIndex(np.concatenate(list(passages.blocks()))).search_rows
+        else:
 
-    def _search(self, task: Task, folder: Path, done: "_Done") -> None:
-        from jaxretr.embeddings.encoding import encode_rows
-        from jaxretr.indexes.exact import ExactIndex
+            def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+                return search_blocks(passages.blocks(), queries, k)
 
-        embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
-        index = ExactIndex(embeddings, max_device_bytes=_device_bytes())
-        shape = (len(task.queries), task.depth)
-        rows = _open_array(folder / _ROWS, shape, "int32", done["queries"])
-        scores = _open_array(folder / _SCORES, shape, "float32", done["queries"])
-        found = min(task.depth, len(index))
-        with Progress(shape[0], "query", "searched") as progress:
-            progress.skip(done["queries"])
-            for start in range(done["queries"], shape[0], _QUERIES):
-                texts = task.queries[start : start + _QUERIES]
-                questions = [Question(str(number), text) for number, text in enumerate(texts)]
+        count, depth, found = len(task.queries), task.depth, min(task.depth, passages.meta.rows)
+        blocks = [(start, min(start + _QUERIES, count)) for start in range(0, count, _QUERIES)]
+
+        def finished(start: int, stop: int) -> list[np.ndarray] | None:
+            shape = (stop - start, depth)
+            return read_chunk(folder / f"queries-{start:012d}.npys", (np.int32, shape), (np.float32, shape))
+
+        missing = [block for block in blocks if finished(*block) is None]
+        with Progress(count, "query", "searched") as progress:
+            progress.skip(count - sum(stop - start for start, stop in missing))
+            for start, stop in missing:
+                questions = [Question(str(number), text) for number, text in enumerate(task.queries[start:stop])]
                 vectors, _ = encode_rows(self._encoder, questions)
-                block = slice(start, start + len(texts))
-                rows[block] = -1
-                scores[block] = 0
-                scores[block, :found], rows[block, :found] = index.search_rows(vectors, found)
-                rows.flush()
-                scores.flush()
-                done["queries"] = block.stop
-                progress.advance(len(texts))
-
-
-class _Done:
-    """The numbers of finished passages and queries, stored in a file."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._counts = json.loads(path.read_text()) if path.is_file() else {"passages": 0, "queries": 0}
-
-    def __getitem__(self, what: Literal["passages", "queries"]) -> int:
-        return self._counts[what]
-
-    def __setitem__(self, what: Literal["passages", "queries"], count: int) -> None:
-        self._counts[what] = count
-        write_json(self._path, self._counts)
-
-
-def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
-    """Open a file whose first `done` rows are finished, or create it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = "r+" if done else "w+"
-    array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
-    if not done:
-        reserve(path)
-    return array
-
-
-def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
-    """Yield (row of the first passage, passages), from row `start`."""
-    batch: list[Passage] = []
-    for row, (_, passage) in enumerate(corpus.passages()):
-        if row < start:
-            continue
-        batch.append(passage)
-        if len(batch) == _PASSAGES or row + 1 == corpus.num_rows:
-            yield row + 1 - len(batch), batch
-            batch = []
+                rows = np.full((stop - start, depth), -1, np.int32)
+                scores = np.zeros(rows.shape, np.float32)
+                scores[:, :found], rows[:, :found] = search(vectors, found)
+                write_chunk(folder / f"queries-{start:012d}.npys", rows, scores)
+                progress.advance(stop - start)
+        for number, (name, dtype) in enumerate(((ROWS, np.int32), (SCORES, np.float32))):
+            parts = (part[number] for block in blocks if (part := finished(*block)))
+            write_array(folder / "ranking" / name, (count, depth), dtype, parts)
 
 
 def _device_bytes() -> int:

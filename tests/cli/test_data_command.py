@@ -214,7 +214,7 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
     corpus = read_corpus(WIKI)
     train_tokenizer("bert", corpus.texts, 200, tmp_path / "tokenizer")
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
-    tokens = TokenStore.build(tmp_path, corpus, tokenizer, Template.PASSAGE_PAIR, 32, progress=False)
+    tokens = TokenStore.build(tmp_path, corpus, tokenizer, Template.PASSAGE_PAIR, 32)
     meta = StoreMeta(
         side="passage",
         model="the/model",

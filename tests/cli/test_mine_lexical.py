@@ -12,7 +12,8 @@ from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.data.questions import read_questions
-from jaxretr.embeddings import encoding
+from jaxretr.embeddings import embedding_store, encoding
+from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION
 from jaxretr.indexes.bm25.words import Bm25Settings
@@ -224,7 +225,6 @@ def test_given_queries_and_two_teachers(tmp_path: Path, caplog):
 
 
 def test_a_dense_model_as_teacher(tmp_path: Path, tiny_models: Path, monkeypatch):
-    monkeypatch.setattr(teachers, "_PASSAGES", 7)
     monkeypatch.setattr(teachers, "_QUERIES", 4)
     examples = _mine(tmp_path / "set", "--queries", QUERIES, "--teacher", f"model:{tiny_models / 'encoder'}")
     encoder = DualEncoder.from_pretrained(tiny_models / "encoder")
@@ -261,7 +261,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
     expected = {path.name: path.read_bytes() for path in sorted((tmp_path / "whole").rglob("*")) if path.is_file()}
     out = tmp_path / "set"
     for target, name, after in (
-        (lexical, "write_queries", 0),
+        (lexical, "write_texts", 0),
         (teachers, "rank", 0),
         (teachers, "read_run", 0),
         (LexicalSet, "write", 0),
@@ -274,7 +274,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
         assert "was begun with another --limit (none) than 5; use that again, or give another folder as --out" in line
     with pytest.MonkeyPatch.context() as patch:
         # What was finished is not done again.
-        for target, name in ((lexical, "write_queries"), (teachers, "read_run")):
+        for target, name in ((lexical, "write_texts"), (teachers, "read_run")):
             _killed(patch, target, name, 0)
         assert _run(*words, "--out", out) == 0
     assert {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == expected
@@ -285,21 +285,27 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
 
 
 def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path, monkeypatch):
-    monkeypatch.setattr(teachers, "_PASSAGES", 7)
+    monkeypatch.setattr(embedding_store, "_FEWEST_ROWS", {"cpu": 7})
     monkeypatch.setattr(teachers, "_QUERIES", 4)
     words = ("--queries", QUERIES, "--teacher", f"model:{tiny_models / 'encoder'}")
     whole = _mine(tmp_path / "whole", *words)
     out = tmp_path / "set"
-    for after in (2, 1):  # of 3 batches of passages; then the rest of them, and the first of 3 blocks of queries
+    # Two of 3 shards of passages; then the last of them, and the first of 3 blocks of queries.
+    for target, name, after, shards in ((EmbeddingStore, "write", 2, 2), (encoding, "encode_rows", 1, 3)):
         with pytest.MonkeyPatch.context() as patch:
-            _killed(patch, encoding, "encode_rows", after)
+            _killed(patch, target, name, after)
             assert _run("--corpus", CORPUS, "--out", out, *SMALL, *words) == 130
-    done = json.loads((out / "work" / "teacher-00" / "done.json").read_text())
-    assert done == {"passages": 20, "queries": 0}
+        assert len(list((out / "work" / "teacher-00" / "embeddings").glob("*.npy"))) == shards
+    assert [path.name for path in (out / "work" / "teacher-00").glob("*.npys")] == ["queries-000000000000.npys"]
     with pytest.MonkeyPatch.context() as patch:
-        _killed(patch, encoding, "encode_rows", 3)
+        _killed(patch, encoding, "encode_rows", 2)
+        _killed(patch, EmbeddingStore, "write", 0)
         examples = _mine(out, *words)
     np.testing.assert_array_equal(examples.teachers[0].rows, whole.teachers[0].rows)
+    # A corpus that the devices cannot hold is streamed through them.
+    monkeypatch.setattr(teachers, "_device_bytes", lambda: 0)
+    streamed = _mine(tmp_path / "streamed", *words)
+    np.testing.assert_array_equal(streamed.teachers[0].rows, whole.teachers[0].rows)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -352,7 +358,7 @@ def test_errors_of_files(tmp_path: Path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    assert "contains something else (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
+    assert "something else than a lexical set (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
     assert "is a file" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other / "notes.txt")
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 

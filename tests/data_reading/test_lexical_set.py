@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.mapped_texts import OFFSETS, TEXTS, QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
 
+TEXTS, OFFSETS = "queries.bin", "queries-offsets.npy"
 ODD = ["plain", "", "né\u0301 日本。", "\x00\n\t\r", "😀\u200d\u2028\ufeff", "half \ud83d pair", "  spaces  ", "NaN"]
 
 
 def _store(folder: Path, texts: list[str]) -> QueryStore:
-    with write_queries(folder) as store:
+    with write_texts(folder) as store:
         for text in texts:
             store.append(text)
         assert len(store) == len(texts)
@@ -60,7 +61,7 @@ def test_a_query_takes_no_memory_until_it_is_asked_for(tmp_path: Path):
 
 def test_a_failing_writer_leaves_the_old_store(tmp_path: Path):
     _store(tmp_path, ["old"])
-    with pytest.raises(RuntimeError), write_queries(tmp_path) as store:
+    with pytest.raises(RuntimeError), write_texts(tmp_path) as store:
         store.append("new")
         raise RuntimeError
     assert list(QueryStore(tmp_path)) == ["old"] and len(list(tmp_path.iterdir())) == 2

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxretr.data.readers import Corpus, Passage, read_corpus, read_questions
-from jaxretr.data.token_store import DamagedStoreError, TokenStore
+from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import (
     Template,
     load_tokenizer,
@@ -249,7 +249,7 @@ def test_reading_and_tokenising_code_imports_nothing_heavy():
 
 def test_store_of_real_passages(bert, tmp_path):
     corpus = read_corpus(WIKI)
-    store = TokenStore.build(tmp_path, corpus, bert, Template.PASSAGE_PAIR, 64, chunk_rows=7, progress=False)
+    store = TokenStore.build(tmp_path, corpus, bert, Template.PASSAGE_PAIR, 64, chunk_rows=7)
     rows, truncated = passage_pair(bert, corpus.titles, corpus.texts, 64)
     assert (store.num_rows, store.truncated, store.max_row_length) == (20, truncated, 64)
     assert store.dtype == np.uint16 and store.lengths.dtype == np.int32
@@ -274,7 +274,6 @@ def test_rows_come_back_as_they_went_in(tmp_path_factory, rows, vocabulary, chun
         Template.SCORER_PASSAGE,
         5,
         chunk_rows=chunk_rows,
-        progress=False,
     )
     assert store.dtype == (np.uint16 if vocabulary == 65_535 else np.int32)
     assert store.truncated == sum(len(row) > 5 for row in rows)
@@ -345,7 +344,7 @@ TEXTS = [str(i) for i in range(100)]
 
 
 def build(root: Path, tokenizer, **options) -> TokenStore:
-    return TokenStore.build(root, TEXTS, tokenizer, Template.QUESTION_ROWS, 8, chunk_rows=10, progress=False, **options)
+    return TokenStore.build(root, TEXTS, tokenizer, Template.QUESTION_ROWS, 8, chunk_rows=10, **options)
 
 
 def check_texts(store: TokenStore) -> None:
@@ -447,7 +446,7 @@ def test_a_damaged_store_is_built_again(tmp_path, caplog, damage):
     DAMAGE[damage](build(tmp_path, Words()).folder)
     with caplog.at_level(logging.WARNING):
         check_texts(build(tmp_path, Words()))
-    assert "building it again" in caplog.text
+    assert "making it again" in caplog.text
 
 
 def test_a_damaged_chunk_is_tokenised_again(tmp_path):
@@ -460,7 +459,7 @@ def test_a_damaged_chunk_is_tokenised_again(tmp_path):
 
 
 def test_opening_what_is_no_store(tmp_path):
-    with pytest.raises(DamagedStoreError, match="build it again"):
+    with pytest.raises(UserError, match=r"meta.json: .* made again"):
         TokenStore(tmp_path)
 
 

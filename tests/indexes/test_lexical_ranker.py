@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
+from jaxretr.data.lexical_set import Ranking
 from jaxretr.indexes.bm25 import Bm25Index, lexical_ranker
-from jaxretr.indexes.bm25.lexical_ranker import Ranked, rank
+from jaxretr.indexes.bm25.lexical_ranker import rank
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.runtime.errors import UsageError, UserError
 
@@ -26,7 +27,7 @@ class _Killed(BaseException):
     pass
 
 
-def _rank(passages: list[Passage], queries: list[str], folder: Path, given: Bm25Settings = PLAIN, **options) -> Ranked:
+def _rank(passages: list[Passage], queries: list[str], folder: Path, given: Bm25Settings = PLAIN, **options) -> Ranking:
     options = {"depth": 10, "corpus_name": "c.jsonl", "corpus_fingerprint": "c", "queries_fingerprint": "q"} | options
     return rank(lambda: enumerate(passages, start=1), queries, folder, given, **options)
 
@@ -65,7 +66,7 @@ def _defined(passages: list[Passage], question: str, depth: int) -> list[tuple[i
 def test_equals_lucenes_formula_with_ties_by_id(tmp_path: Path):
     passages, questions = _random_set(1, 150)
     found = _rank(passages, questions, tmp_path / "r", depth=30, shard_passages=40, query_block=7, threads=2)
-    assert found.rows.shape == found.scores.shape == (len(questions), 30) and found.num_passages == 150
+    assert found.rows.shape == found.scores.shape == (len(questions), 30)
     assert found.rows.dtype == np.int32 and found.scores.dtype == np.float32
     ties = 0
     for number, question in enumerate(questions):
@@ -219,7 +220,7 @@ def test_bad_input(tmp_path: Path):
         _rank(passages, ["one"], tmp_path / "depth", depth=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(UserError, match="contains files other"):
+    with pytest.raises(UserError, match="something else than a ranking"):
         _rank(passages, ["one"], tmp_path / "mine")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "meta.json").write_text("{")
@@ -241,7 +242,7 @@ def test_progress_counts_every_search_once(tmp_path: Path, monkeypatch: pytest.M
 
     class Shown:
         def __init__(self, total: int, unit: str, done: str):
-            noted.append(total)
+            noted.append((total, done))
 
         def skip(self, count: int) -> None:
             noted.append(count)
@@ -257,7 +258,7 @@ def test_progress_counts_every_search_once(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(lexical_ranker, "Progress", Shown)
     _rank(passages, questions, tmp_path / "r", shard_passages=20, query_block=30)
-    assert noted == [3 * 43, 0, 30, 13, 30, 13, 30, 13]
+    assert noted == [(43, "looked up"), 0, 30, 13, (3 * 43, "ranked"), 0, 30, 13, 30, 13, 30, 13]
 
 
 def test_reads_a_corpus_file(tmp_path: Path):

@@ -5,11 +5,11 @@ Then every question is searched in one shard after the other. Between the shards
 kept; the score of the last of them lets the next shard skip most of what it holds.
 """
 
+import functools
 import heapq
 import json
 import logging
 import shutil
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.arrays import write_array
+from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
+from jaxretr.data.mapped_texts import MappedTexts, write_texts
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.runtime.errors import UsageError, UserError
-from jaxretr.runtime.progress import Progress
+from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write, write_json
-from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
 
 if TYPE_CHECKING:
     from jaxretr.data.corpus import Passage
@@ -36,27 +38,8 @@ _log = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 """Raised when the same passages would give other words or other scores."""
 
-# Passages, and ids, that are read from a shard's files at a time.
+# Passages that are read from a shard's files at a time.
 _PASSAGES_A_SLAB = 20_000
-_IDS_AT_A_TIME = 2_000
-
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """The best passages of every question, mapped into memory from the files of the ranking's folder.
-
-    Attributes:
-      rows: positions in the stream of passages, int32 [Q, K], best first; -1 behind the last passage that shares a word
-        with the question.
-      scores: BM25 scores, float32 [Q, K], descending; 0 where the row is -1.
-      num_passages: N.
-    """
-
-    rows: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    num_passages: int
 
 
 def rank(
@@ -72,7 +55,7 @@ def rank(
     shard_passages: int = 1_000_000,
     query_block: int = 100_000,
     threads: int = 1,
-) -> Ranked:
+) -> Ranking:
     """Find the `depth` best passages of every question.
 
     The result does not depend on the shards, the blocks or the threads, to the bit. Equal scores are ordered by the
@@ -97,6 +80,9 @@ def rank(
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
+
+    Returns:
+      The ranking "bm25", mapped into memory from the files of its folder.
 
     Raises:
       UsageError: a number below 1.
@@ -135,9 +121,8 @@ def rank(
 
 def _check_folder(folder: Path, what: dict[str, Any]) -> None:
     meta = folder / "meta.json"
+    check_replaceable(folder, "a ranking", lambda names: meta.name in names)
     if not meta.exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder")
         write_json(meta, what, indent=2)
         return
     content = read_object(meta, f"remove {folder} or give another folder")
@@ -149,34 +134,33 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
             )
 
 
+@dataclass(frozen=True)
 class _Ranking:
     """One ranking: its files, and the steps that make them. A step whose files are there does nothing."""
 
-    def __init__(
-        self,
-        folder: Path,
-        queries: Sequence[str],
-        settings: Bm25Settings,
-        depth: int,
-        query_block: int,
-        corpus_name: str,
-    ):
-        self.folder = folder
-        self.work = folder / "work"
-        self.queries = queries
-        self.settings = settings
-        self.depth = depth
-        self.blocks = [(start, min(start + query_block, len(queries))) for start in range(0, len(queries), query_block)]
-        self.corpus_name = corpus_name
+    folder: Path
+    queries: Sequence[str]
+    settings: Bm25Settings
+    depth: int
+    query_block: int
+    corpus_name: str
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @functools.cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        count = len(self.queries)
+        return [(start, min(start + self.query_block, count)) for start in range(0, count, self.query_block)]
 
     # ---- the result --------------------------------------------------------------------------------------------------
 
     def is_finished(self) -> bool:
         return (self.folder / "finished.json").exists()
 
-    def result(self) -> Ranked:
-        rows, scores = (np.load(self.folder / name, mmap_mode="r") for name in ("rows.npy", "scores.npy"))
-        return Ranked(rows, scores, json.loads((self.folder / "finished.json").read_text())["passages"])
+    def result(self) -> Ranking:
+        return Ranking.open("bm25", self.folder, (len(self.queries), self.depth))
 
     def finish(self) -> None:
         """Join the blocks, and replace each passage's place in the order of ids by its row in the stream."""
@@ -186,10 +170,10 @@ class _Ranking:
         shape = (len(self.queries), self.depth)
         best = [self._best(block, len(self._shards())) for block in range(len(self.blocks))]
         hits = (keys_to_hits(np.load(path)) for path in best)
-        write_array(self.folder / "scores.npy", shape, np.float32, (scores for scores, _ in hits))
+        write_array(self.folder / SCORES, shape, np.float32, (scores for scores, _ in hits))
         hits = (keys_to_hits(np.load(path)) for path in best)
         rows = (np.where(places < 0, np.int32(-1), row_of_place[places]) for _, places in hits)
-        write_array(self.folder / "rows.npy", shape, np.int32, rows)
+        write_array(self.folder / ROWS, shape, np.int32, rows)
         write_json(self.folder / "finished.json", {"passages": len(row_of_place)})
         shutil.rmtree(self.work, ignore_errors=True)
 
@@ -211,21 +195,19 @@ class _Ranking:
             return
         finished = self._shards()
         vocabulary = self._vocabulary()
-        stream = iter(passages())
+        stream = iter(counted(passages(), "passage"))
         row = sum(1 for _ in islice(stream, len(finished) * shard_passages))
         if finished:
             _log.info("%s: %d passages are read from an earlier run", self.corpus_name, row)
-        lines = _Lines(f"{self.corpus_name}: %d passages read")
         number = len(finished)
         while True:
             known, words, lengths = len(vocabulary), array("I"), array("i")
-            ids: list[bytes] = []
+            ids: list[str] = []
             lines_of = array("q")
             for line, passage in islice(stream, shard_passages):
                 lengths.append(vocabulary.add_passage(passage.title, passage.text, words))
-                ids.append(passage.id.encode("utf-8", "surrogatepass"))  # whose order is that of the strings
+                ids.append(passage.id)
                 lines_of.append(line)
-                lines.say(row + len(ids))
             if not ids:
                 break
             new_words = "\n".join(islice(vocabulary.ids, known, None))
@@ -249,7 +231,7 @@ class _Ranking:
         for place, (id, line, shard) in enumerate(by_id):
             if id == last:
                 raise UserError(
-                    f"{self.corpus_name}:{line}: duplicate id '{id.decode('utf-8', 'replace')}' (first on line "
+                    f"{self.corpus_name}:{line}: duplicate id '{id}' (first on line "
                     f"{last_line}); give every passage an id of its own, and remove {self.folder}"
                 )
             last, last_line = id, line
@@ -280,14 +262,18 @@ class _Ranking:
             return
         vocabulary = self._vocabulary()
         order = self._statistics().order()
-        lines = _Lines("words of %d questions looked up")
-        for block in missing:
-            start, stop = self.blocks[block]
-            words, ends = questions_as_words(vocabulary, order, self.queries[start:stop])
-            self._words_of(block).parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(self._words_of(block), "wb") as file:
-                np.savez(file, words=words, ends=ends)
-            lines.say(stop)
+        with Progress(len(self.queries), "question", "looked up") as progress:
+            progress.skip(len(self.queries) - sum(map(self._size, missing)))
+            for block in missing:
+                start, stop = self.blocks[block]
+                words, ends = questions_as_words(vocabulary, order, self.queries[start:stop])
+                with atomic_write(self._words_of(block), "wb") as file:
+                    np.savez(file, words=words, ends=ends)
+                progress.advance(stop - start)
+
+    def _size(self, block: int) -> int:
+        start, stop = self.blocks[block]
+        return stop - start
 
     def search(self, threads: int) -> None:
         """Search every block of questions in every shard, and keep the K best so far."""
@@ -299,9 +285,8 @@ class _Ranking:
             for block in range(len(self.blocks))
         }
         _log.info("searching %d questions in %d shards", len(self.queries), len(shards))
-        sizes = [stop - start for start, stop in self.blocks]
         with Progress(len(self.queries) * len(shards), "question", "ranked") as progress:
-            progress.skip(sum(number * sizes[block] for block, number in done.items()))
+            progress.skip(sum(number * self._size(block) for block, number in done.items()))
             for number, shard in enumerate(shards):
                 missing = [block for block in done if done[block] <= number]
                 if not missing:
@@ -310,7 +295,7 @@ class _Ranking:
                 places = np.load(shard / "places.npy").astype(np.int64)
                 for block in missing:
                     self._search_block(block, number, postings, places, threads)
-                    progress.advance(sizes[block])
+                    progress.advance(self._size(block))
 
     def _search_block(
         self, block: int, number: int, postings: Postings, places: NDArray[np.int64], threads: int
@@ -330,19 +315,6 @@ class _Ranking:
         self._best(block, number).unlink(missing_ok=True)
 
 
-class _Lines:
-    """Progress as a line in the log every few seconds."""
-
-    def __init__(self, text: str):
-        self._text = text
-        self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def say(self, count: int) -> None:
-        if time.monotonic() >= self._next:
-            _log.info(self._text, count)
-            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-
 # ---- a shard's files -------------------------------------------------------------------------------------------------
 
 
@@ -350,7 +322,7 @@ def _write_shard(
     folder: Path,
     words: "array[int]",
     lengths: "array[int]",
-    ids: list[bytes],
+    ids: list[str],
     lines: "array[int]",
     first_row: int,
     new_words: str,
@@ -366,10 +338,9 @@ def _write_shard(
         np.save(partial / "lengths.npy", all_lengths[order])
         np.save(partial / "rows.npy", (first_row + order).astype(np.int32))
         np.save(partial / "lines.npy", np.frombuffer(lines, np.int64)[order])
-        with open(partial / "ids.bin", "wb") as file:
+        with write_texts(partial, "ids") as texts:
             for row in order.tolist():
-                file.write(ids[row])
-        np.save(partial / "id-lengths.npy", np.array([len(ids[row]) for row in order.tolist()], np.int32))
+                texts.append(ids[row])
         (partial / "new-words.txt").write_text(new_words, "utf-8")
 
 
@@ -381,11 +352,8 @@ def _slabs_of_shard(shard: Path) -> Iterator[Slab]:
             yield np.fromfile(file, np.uint32, int(of_slab.sum())), of_slab
 
 
-def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
+def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[str, int, int]]:
     """Yield (id, line, number of the shard) in the order of the ids, then of the lines."""
-    lengths, lines = np.load(shard / "id-lengths.npy"), np.load(shard / "lines.npy")
-    with open(shard / "ids.bin", "rb") as file:
-        for start in range(0, len(lengths), _IDS_AT_A_TIME):
-            part = slice(start, start + _IDS_AT_A_TIME)
-            for length, line in zip(lengths[part].tolist(), lines[part].tolist(), strict=True):
-                yield file.read(length), line, number
+    ids = MappedTexts(shard, "ids", f"remove {shard.parents[2]} and run the command again")
+    for id, line in zip(ids, np.load(shard / "lines.npy"), strict=True):
+        yield id, int(line), number

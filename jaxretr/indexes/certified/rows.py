@@ -1,7 +1,5 @@
 """The rows of a `ScannIndex`: vectors, codes and leaves, ids; read through memory maps, changed in memory."""
 
-import json
-import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.arrays import read_array, write_array
-from jaxretr.embeddings.index_folder import read_ids
+from jaxretr.embeddings.index_folder import read_ids, write_ids
 from jaxretr.indexes.certified.worker import CODES, TOKENS
+from jaxretr.indexes.exact.host_rows import release
 
 VECTORS = "vectors.npy"
 IDS = "ids.jsonl"
@@ -157,7 +156,7 @@ class Rows:
 
     def release(self) -> None:
         """Give back the pages of the vectors' file that were read; they count as this process's memory."""
-        _release(self.base.vectors)
+        release(self.base.vectors)
 
     def write(self, folder: Path, names: Sequence[str]) -> None:
         """Write files of `names` with the rows as they are, a piece at a time."""
@@ -167,14 +166,13 @@ class Rows:
                 shape = (len(self), *base.shape[1:])
                 write_array(folder / name, shape, base.dtype, self._blocks(base, added[name]))
         if IDS in names:
-            with open(folder / IDS, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(name) + "\n" for name in self.ids)
+            write_ids(folder / IDS, self.ids)
 
     def _blocks(self, base: np.ndarray, added: np.ndarray) -> Iterator[np.ndarray]:
         size = max(1, _PIECE_BYTES // max(1, base[:1].nbytes))
         for start in range(0, len(self), size):
             yield self._gathered(base, added, self.slots[start : start + size])
-            _release(base)
+            release(base)
 
     @staticmethod
     def _gathered(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
@@ -199,12 +197,6 @@ def vectors_in_memory(rows: int, dim: int, parts: int = 2) -> int:
 
 def _all(columns: Columns) -> tuple[np.ndarray | None, ...]:
     return columns.vectors, columns.codes, columns.tokens
-
-
-def _release(array: np.ndarray) -> None:
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _freeze(columns: Columns) -> None:

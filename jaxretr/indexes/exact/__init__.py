@@ -272,10 +272,11 @@ class ExactIndex:
         pieces = self._pieces()
         if self._mesh.is_multi_process and jax.process_index():
             return
-        index_folder.write(directory, self._shape, self._dtype, self._ids, self._filters.metadata, pieces)
+        blocks = (piece for _, piece in pieces)
+        index_folder.write(directory, self._shape, self._dtype, self._ids, self._filters.metadata, blocks)
 
     def _pieces(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows) that cover the index; padding may follow the last row."""
+        """Yield (first row, rows) that cover the index, in their order; padding may follow the last row."""
         if self._host is not None:
             read = functools.partial(read_rows, self._host, dtype=self._dtype, source=self._source)
             starts = range(0, len(self), self._block_rows)
@@ -283,8 +284,12 @@ class ExactIndex:
         assert self._rows is not None
         if not self._rows.is_fully_addressable:
             return iter([(0, to_host(self._rows))])
-        shards = [shard for shard in self._rows.addressable_shards if shard.replica_id == 0]
-        return ((shard.index[0].indices(len(self))[0], np.asarray(shard.data)) for shard in shards)
+
+        def first(shard: jax.Shard) -> int:
+            return shard.index[0].indices(len(self))[0]
+
+        shards = sorted((shard for shard in self._rows.addressable_shards if shard.replica_id == 0), key=first)
+        return ((first(shard), np.asarray(shard.data)) for shard in shards)
 
     @classmethod
     def load(

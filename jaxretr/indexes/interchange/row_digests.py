@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.arrays import read_array, write_npy
-from jaxretr.embeddings.index_folder import read_ids
+from jaxretr.embeddings.index_folder import read_ids, write_ids
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.files import atomic_write
@@ -44,8 +44,7 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
       ids: N ids.
       digests: the rows' digests, uint64 [N].
     """
-    with atomic_write(folder / IDS) as file:
-        file.writelines(json.dumps(name) + "\n" for name in ids)
+    write_ids(folder / IDS, ids)
     with atomic_write(folder / DIGESTS, "wb") as file:
         write_npy(file, digests)
 

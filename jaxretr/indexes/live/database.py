@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxretr.indexes.index import Document, StorageFull
 from jaxretr.indexes.live import fault_points
 from jaxretr.runtime.errors import UserError
@@ -46,6 +49,9 @@ CREATE TABLE certificates (space INTEGER PRIMARY KEY, content TEXT NOT NULL);
 
 # Values of one IN (...): SQLite takes 32,766, older ones 999.
 _AT_A_TIME = 900
+
+# Vectors that are read at a time.
+_BLOCK_ROWS = 4096
 
 # With less free space than this, a write error is taken for a full disk.
 _LEAST_FREE = 1 << 20
@@ -329,9 +335,20 @@ def rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
     return connection.execute("SELECT row, id, metadata FROM documents ORDER BY row")
 
 
-def vectors(connection: sqlite3.Connection, space: Space, after: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield (row, vector) of the documents with a larger row, in the order of rows."""
-    return connection.execute(f"SELECT row, vector FROM {space.table} WHERE row > ? ORDER BY row", (after,))
+def vectors(
+    connection: sqlite3.Connection, space: Space, after: int = 0
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yield rows int64 [n] and vectors float32 [n, D] of the documents with a larger row, in the order of rows.
+
+    Raises:
+      UserError: the vectors have another length.
+    """
+    found = connection.execute(f"SELECT row, vector FROM {space.table} WHERE row > ? ORDER BY row", (after,))
+    while part := found.fetchmany(_BLOCK_ROWS):
+        content = b"".join(vector for _, vector in part)
+        if len(content) != 4 * len(part) * space.dim:
+            raise UserError(f"{space.table}: has vectors that are not of {space.dim} numbers; restore a backup")
+        yield np.array([row for row, _ in part]), np.frombuffer(content, "<f4").reshape(len(part), space.dim)
 
 
 def lacking(connection: sqlite3.Connection, space: Space) -> int:

@@ -112,9 +112,7 @@ def _base(
 def _vectors(connection: sqlite3.Connection, space: Space, rows: NDArray[np.int64], after: int) -> NDArray[np.float32]:
     """The vectors of all documents after a row, which are `rows`."""
     found = list(database.vectors(connection, space, after))
-    if [row for row, _ in found] != rows.tolist():
-        raise UserError(f"{space.table}: has {len(found)} vectors for {len(rows)} documents; restore a backup")
-    content = b"".join(vector for _, vector in found)
-    if len(content) != 4 * len(rows) * space.dim:
-        raise UserError(f"{space.table}: has vectors that are not of {space.dim} numbers; restore a backup")
-    return np.frombuffer(content, "<f4").reshape(len(rows), space.dim)
+    numbers = np.concatenate([rows[:0], *(part for part, _ in found)])
+    if not np.array_equal(numbers, rows):
+        raise UserError(f"{space.table}: has {len(numbers)} vectors for {len(rows)} documents; restore a backup")
+    return np.concatenate([np.empty((0, space.dim), np.float32), *(part for _, part in found)])

@@ -39,7 +39,6 @@ KIND = "live-snapshot"
 VECTORS, ROWS, SCANN = "vectors.npy", "rows.npy", "scann"
 
 _NAME = re.compile(r"(\d{3,})-(\d{12,})")
-_BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -124,12 +123,10 @@ def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: i
 
     def blocks() -> Iterator[np.ndarray]:
         first = 0
-        found = database.vectors(connection, space)
-        while first < n:
-            part = [row for _, row in zip(range(_BLOCK_ROWS), found, strict=False)]
-            rows[first : first + len(part)] = [row for row, _ in part]
-            yield np.frombuffer(b"".join(vector for _, vector in part), "<f4").reshape(len(part), space.dim)
-            first += len(part)
+        for numbers, block in database.vectors(connection, space):
+            rows[first : first + len(numbers)] = numbers
+            yield block
+            first += len(numbers)
 
     write_vectors(folder / VECTORS, blocks(), (n, space.dim), "the database")
     fault_points.reached("snapshot.vectors")

@@ -9,8 +9,6 @@ from jaxretr.indexes.live import database, snapshots
 from jaxretr.indexes.live.database import Database, Space, State
 from jaxretr.runtime.errors import UserError
 
-_BLOCK_ROWS = 4096
-
 
 def is_live(folder: str | Path) -> bool:
     """Whether a folder holds a live index."""
@@ -86,10 +84,7 @@ def _wrong_snapshot(connection: sqlite3.Connection, path: Path, space: Space, st
     except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         # A process that writes the folder has replaced it meanwhile.
         return [str(error)] if path.exists() else []
-    found = database.vectors(connection, space)
-    while part := [row for _, row in zip(range(_BLOCK_ROWS), found, strict=False)]:
-        rows = np.array([row for row, _ in part])
-        vectors = np.frombuffer(b"".join(vector for _, vector in part), "<f4").reshape(len(part), space.dim)
+    for rows, vectors in database.vectors(connection, space):
         places = np.searchsorted(snapshot.rows, rows)
         known = places < len(snapshot.rows)
         if not np.array_equal(snapshot.vectors[places[known]], vectors[known]):

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import copies
@@ -23,6 +23,11 @@ from jaxretr.runtime.storage.paths import is_remote
 from jaxretr.runtime.storage.retries import is_transient, retried
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AGAIN = "see that it can be read, or remove the folder, which is made again"
+"""The remedy for folders of `made_once`."""
 
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
@@ -167,11 +172,12 @@ def write_json(
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_folder(path: str | os.PathLike[str], *, replaces: bool = True) -> Iterator[Path]:
     """Make a folder that appears under its name only when it is complete, in place of an older one of that name.
 
     Args:
-      path: the folder to make; a symbolic link is followed. Whatever is there will be replaced.
+      path: the folder to make; a symbolic link is followed.
+      replaces: whether it replaces what has that name by then; otherwise that stays, and the new folder is dropped.
 
     Yields:
       A hidden folder next to it, to be filled.
@@ -185,7 +191,8 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        _put_in_place(partial, target)
+        if replaces or not target.exists():
+            _put_in_place(partial, target)
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
         if named is not None and partial not in named.parents and not _is_or_holds(named, target, partial):
@@ -194,6 +201,52 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise UserError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def made_once(folder: Path, opened: Callable[[Path], T], make: Callable[[Path], object]) -> T:
+    """Open a folder that can be made at any time from what it is named by, and make it where it is missing or damaged.
+
+    Several processes may do so at once: all open the folder of the first that has finished.
+
+    Args:
+      folder: its name, which is another one for other content.
+      opened: a function that opens it.
+      make: a function that fills a hidden folder next to it.
+
+    Returns:
+      The result of `opened`.
+
+    Raises:
+      UserError: the folder cannot be read or written, or `make` failed.
+    """
+    for _ in range(3):
+        if os.path.lexists(folder):
+            try:
+                return opened(folder)
+            except UserError as error:
+                cause = error.__cause__
+                # No permission, a missing network disk: the folder may be intact, and must not be removed.
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | NotADirectoryError):
+                    raise
+                _log.warning("%s: is damaged; making it again (%s)", folder, error)
+            # Renamed first: another process never sees it half removed.
+            doomed = _beside(folder)
+            try:
+                os.rename(folder, doomed)
+            except FileNotFoundError:  # Another process was first.
+                pass
+            except OSError as error:
+                raise UserError(f"{folder}: is damaged and cannot be moved ({error.strerror}); remove it") from error
+            shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            with atomic_folder(folder, replaces=False) as partial:
+                make(partial)
+        except UserError:
+            if not folder.exists():  # Otherwise another process was first, and removed what this one needed.
+                raise
+        for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    raise UserError(f"{folder}: was damaged right after it was made; let no other program write into it")
 
 
 def restore(folder: str | os.PathLike[str]) -> None:
@@ -227,17 +280,6 @@ def open_descriptor(path: str | os.PathLike[str]) -> int | None:
         return 1 if text == "/dev/stdout" else 2
     found = re.fullmatch(r"/(?:dev|proc/self|proc/(\d+))/fd/(\d+)", text)
     return None if found is None or found[1] not in (None, str(os.getpid())) else int(found[2])
-
-
-def reserve(path: str | os.PathLike[str]) -> None:
-    """Take the disk space of a sparse file now: a memory map of it that found the disk full would kill the process.
-
-    Raises:
-      OSError: there is not enough.
-    """
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.files import atomic_write, restore
 from jaxretr.runtime.storage.sealed_folder import changes, hashes, names, read_description, write_description
 from jaxretr.version import __version__
@@ -97,7 +96,7 @@ def finish(
     """
     with atomic_write(partial / "README.md") as file:
         file.write(readme)
-    manifest.write(partial, kind, facts)
+    write(partial, kind, facts)
     try:
         return verify(partial)
     except UserError as error:

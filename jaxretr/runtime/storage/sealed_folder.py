@@ -166,6 +166,7 @@ def changes(folder: Path, wanted: dict[str, str]) -> list[str]:
     for name, digest in wanted.items():
         if not (folder / name).is_file():
             problems.append(f"{name} is missing")
-        elif sha256(folder / name) != digest:
-            problems.append(f"{name} was changed")
+        elif (found := sha256(folder / name)) != digest:
+            twin = next((other for other, known in wanted.items() if known == found), None)
+            problems.append(f"{name} is what {twin} was" if twin else f"{name} was changed")
     return problems

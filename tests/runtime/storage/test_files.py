@@ -1,7 +1,6 @@
 """Files and folders that are whole or absent: killed while they are replaced, on a full disk, written to a pipe."""
 
 import ctypes
-import errno
 import gzip
 import os
 import resource
@@ -18,7 +17,7 @@ from jaxretr.embeddings import index_folder
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import files, manifest
-from jaxretr.runtime.storage.files import atomic_folder, atomic_write, check_output, restore
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write, check_output, made_once, restore
 
 # Replaces DIR, where the process ends at the Nth call that renames something, before or after it is made.
 _KILLED = """
@@ -75,7 +74,9 @@ def test_a_folder_is_there_whole_after_a_kill_at_any_rename(
 
 def test_each_reader_restores_what_a_kill_set_aside(tmp_path: Path) -> None:
     aside = ".{}.01234567.old"
-    index_folder.write(tmp_path / aside.format("index"), (2, 3), np.dtype(np.float32), None, {}, [])
+    index_folder.write(
+        tmp_path / aside.format("index"), (2, 3), np.dtype(np.float32), None, {}, [np.ones((2, 3), np.float32)]
+    )
     assert index_folder.describe(tmp_path / "index")["rows"] == 2
     for name in ("export", "other"):
         (tmp_path / aside.format(name)).mkdir()
@@ -114,6 +115,46 @@ def test_an_error_of_a_folder_s_source_is_not_said_of_the_folder(tmp_path: Path)
     with pytest.raises(FileNotFoundError, match="source"), atomic_folder(tmp_path / "index"):
         (tmp_path / "source").read_text()
     assert not os.listdir(tmp_path)
+
+
+# ---- folders that can be made again ----------------------------------------------------------------------------------
+
+
+def _opened(folder: Path) -> str:
+    try:
+        return (folder / "one").read_text()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read") from error
+
+
+def test_a_folder_that_cannot_be_read_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged one is; one on a network disk that does not answer may be intact."""
+    folder = tmp_path / "store"
+
+    def made(text: str) -> str:
+        return made_once(folder, _opened, lambda partial: (partial / "one").write_text(text))
+
+    assert made("first") == made("second") == "first"
+    (folder / "one").unlink()
+    assert made("second") == "second"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
+        with pytest.raises(UserError, match="cannot be read"):
+            made("third")
+    assert made("third") == "second" and os.listdir(tmp_path) == ["store"]
+
+
+def test_of_two_that_make_a_folder_the_first_is_kept(tmp_path: Path) -> None:
+    """And what a killed process left beside it goes."""
+    folder = tmp_path / "store"
+    (tmp_path / ".store.01234567.part").mkdir()
+
+    def make(partial: Path) -> None:
+        made_once(folder, _opened, lambda other: (other / "one").write_text("first"))
+        (partial / "one").parent.mkdir(exist_ok=True)
+        (partial / "one").write_text("second")
+
+    assert made_once(folder, _opened, make) == "first" and os.listdir(tmp_path) == ["store"]
 
 
 # ---- compressed ------------------------------------------------------------------------------------------------------
@@ -158,24 +199,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_an_index_for_which_there_is_no_space_is_an_error_before_its_map_is_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A memory map of a sparse file on a full disk ends the process with SIGBUS."""
+def test_an_index_for_which_there_is_no_space_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """A memory map of a sparse file on a full disk would end the process with SIGBUS."""
     _make(tmp_path / "kept", "older")
-    touched = []
-
-    def pieces() -> Iterator[tuple[int, np.ndarray]]:
-        touched.append(True)
-        yield 0, np.zeros((1000, 4), np.float32)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match=r"index: .*\(No space left on device\)"):
-        index_folder.write(tmp_path / "index", (1000, 4), np.dtype(np.float32), None, {}, pieces())
-    assert not touched and os.listdir(tmp_path) == ["kept"]
+    rows = np.zeros((1000, 4), np.float32)
+    with files_of_at_most(1000), pytest.raises(UserError, match=r"embeddings.npy: .*\(File too large\)"):
+        index_folder.write(tmp_path / "index", rows.shape, rows.dtype, None, {}, [rows])
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_a_disk_that_fills_while_a_folder_is_replaced_leaves_the_older_one(tmp_path: Path) -> None:
