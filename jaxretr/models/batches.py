@@ -38,7 +38,7 @@ class Shapes:
       batch_rows: number of rows per batch, instead of `batch_tokens`.
       steps: number of lengths between a power of two and the next, for few shapes rather than little padding, with few
         numbers of rows; None: every multiple of 16, and full batches.
-      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch.
+      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch; None: that one only.
     """
 
     max_length: int
@@ -46,7 +46,7 @@ class Shapes:
     batch_tokens: int
     batch_rows: int | None = None
     steps: int | None = None
-    ratio: int = 2
+    ratio: int | None = 2
 
     def length(self, tokens: int) -> int:
         """Return the padded length of a batch whose longest row has so many tokens."""
@@ -68,7 +68,7 @@ class Shapes:
         sizes = self._sizes(full)
         above = next(size for size in sizes if size >= left)
         # With large steps two small batches are faster than one with much padding.
-        if self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
+        if self.ratio and self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
             below = max(size for size in sizes if size <= left)
             return below, below
         return left, above
@@ -81,7 +81,7 @@ class Shapes:
     def _sizes(self, full: int) -> list[int]:
         """Return the numbers of rows that batches can have, ascending."""
         sizes = []
-        while self.steps is not None and self.devices * self.ratio ** len(sizes) < full:
+        while self.steps is not None and self.ratio is not None and self.devices * self.ratio ** len(sizes) < full:
             sizes.append(self.devices * self.ratio ** len(sizes))
         return [*sizes, full]
 

@@ -25,6 +25,7 @@ from jaxretr.models.text_encoder import Advance, TextEncoder
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.machine import blas_beats_xla
+from jaxretr.runtime.parallel.programs import device_jit
 
 _log = logging.getLogger(__name__)
 
@@ -386,7 +387,7 @@ def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
 @cache
 def _embed_rows(config: DualEncoderConfig, dtype: str) -> Any:
     """Return the compiled `embed`; one for all encoders of the same shape, so that none is compiled twice."""
-    return jax.jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
+    return device_jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
 
 
 def _list(values: Any, name: str) -> Sequence[Any]:

@@ -111,6 +111,16 @@ class Embedding(nnx.Module):
         return found.astype(jnp.float32)
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Return factor x, where x may be the result of a dense layer with a bias.
+
+    XLA on NVIDIA GPUs makes such a factor part of the product and forgets it for the bias (openxla/xla#46110), unless
+    something stands between them.
+    """
+    x = jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+    return x * factor
+
+
 def linear(params: Params, x: jax.Array) -> jax.Array:
     """Return x [n, D] @ kernel + bias of a small layer after an encoder. float32 costs nothing there, and accelerators
     would round the operands by default."""
@@ -170,7 +180,8 @@ def attend(
 
     def written_out(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: Any, keys: Any) -> jax.Array:
         # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
-        q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
+        queries = scaled(q_blhd, scale) if early else q_blhd
+        q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (queries, k_bmhd, v_bmhd))
         scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
         scores = scores if early else scores * scale
         if isinstance(bias, KeyBias):

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
-from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias
+from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias, scaled
 from jaxretr.models.backbones.positions import rotary_frequencies, rotate
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 
@@ -103,7 +103,7 @@ class RotaryLayer(nnx.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         scale = config.attention_scale or size**-0.5
         q, k = (
-            rotate(q.astype(jnp.float32) * scale, sight.cos, sight.sin),
+            rotate(scaled(q.astype(jnp.float32), scale), sight.cos, sight.sin),
             rotate(k.astype(jnp.float32), sight.cos, sight.sin),
         )
         if heads != groups:
