@@ -24,7 +24,7 @@ from jaxretr.config import Dtype
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.batches import Batch, Shapes, make_batches
+from jaxretr.models.batches import Batch, PackedShapes, Shapes
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
@@ -73,6 +73,9 @@ ACCELERATOR_COSTS = Costs(65536, 8192, 5_000_000, fills=True, in_advance=(1, 2),
 # Tokens of one batch for the BLAS, whose matmuls are slower for fewer rows.
 _BATCH_TOKENS_BLAS = 2048
 
+# Programs for packed rows that are compiled in advance, as parts of a full batch's tokens.
+_PARTS = 1, 16, 128
+
 # Number of results in flight: enough to keep the device's queue full while the host writes rows and progress.
 _IN_FLIGHT = 8
 
@@ -85,6 +88,9 @@ def fastest_dtype() -> Dtype:
     This is bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also more exact.
     """
     return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
+
+
+AnyShapes = Shapes | PackedShapes
 
 
 class Job(NamedTuple):
@@ -106,7 +112,7 @@ class _Result:
         self.embeddings = np.empty((n, size), np.float32)
         self.left = n
         self.cut = 0
-        self.shapes: Shapes | None = None
+        self.shapes: AnyShapes | None = None
 
 
 class Engine:
@@ -121,6 +127,8 @@ class Engine:
 
     compiles = True
     """Whether each shape of a batch is a program to compile."""
+    pads = True
+    """Whether short texts cost as much as the longest of their batch."""
 
     def __init__(
         self,
@@ -217,13 +225,13 @@ class Engine:
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
         unfinished: deque[_Result] = deque()
-        in_flight: deque[tuple[_Result, np.ndarray, jax.Array | np.ndarray]] = deque()
+        in_flight: deque[tuple[_Result, Batch, jax.Array | np.ndarray]] = deque()
 
         def collect() -> None:
-            result, positions, embeddings = in_flight.popleft()
-            result.embeddings[positions] = np.asarray(embeddings)[: len(positions)]
-            result.left -= len(positions)
-            advance(len(positions))
+            result, batch, embeddings = in_flight.popleft()
+            result.embeddings[batch.positions] = np.asarray(embeddings)[batch.slots]
+            result.left -= len(batch.positions)
+            advance(len(batch.positions))
 
         with ThreadPoolExecutor(1, "tokenise") as thread:
             for result, batches in self._chunks(thread, jobs, size, max_length, batch_size, total):
@@ -231,7 +239,7 @@ class Engine:
                     unfinished.append(result)
                 self._compile(batch.tokens.shape for batch in batches)
                 for batch in batches:
-                    in_flight.append((result, batch.positions, self._run(batch)))
+                    in_flight.append((result, batch, self._run(batch)))
                     while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
                         collect()
                         # Yielded at once: until then nobody can save the job.
@@ -265,7 +273,7 @@ class Engine:
             if result.shapes is None:
                 tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
                 result.shapes = self._shapes_of(int(tokens), max_length, batch_size)
-            return result, make_batches(ids, start, result.shapes)
+            return result, result.shapes.batches(ids, start)
 
         def chunks() -> Iterator[tuple[Job, _Result, int]]:
             for job in jobs:
@@ -281,7 +289,7 @@ class Engine:
         if coming is not None:
             yield coming.result()
 
-    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> Shapes:
+    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> AnyShapes:
         """Return the shapes for a job of so many tokens in all."""
         if not self.compiles:
             return Shapes(max_length, self.devices, self.batch_tokens, batch_size)
@@ -293,7 +301,7 @@ class Engine:
 
     # ---- for callers that gather their own batches ---------------------------------------------------------------------
 
-    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> Shapes:
+    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> AnyShapes:
         """Return shapes for texts that come a few at a time, so few shapes that all of them can be compiled in advance.
 
         Args:
@@ -306,12 +314,12 @@ class Engine:
         steps, ratio = self.costs.in_advance
         return replace(shapes, steps=steps, ratio=ratio)
 
-    def compile(self, shapes: Shapes) -> None:
+    def compile(self, shapes: AnyShapes) -> None:
         """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
         with keep_short_programs():
             self._compile(shapes.every())
 
-    def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: Shapes) -> np.ndarray:
+    def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
         """Embed rows of token ids at once, in this thread.
 
         Args:
@@ -323,8 +331,8 @@ class Engine:
           float32 [n, D], in the order of the rows.
         """
         result = np.empty((len(ids), size), np.float32)
-        for positions, embeddings in [(b.positions, self._run(b)) for b in make_batches(ids, 0, shapes)]:
-            result[positions] = np.asarray(embeddings)[: len(positions)]
+        for batch, embeddings in [(batch, self._run(batch)) for batch in shapes.batches(ids, 0)]:
+            result[batch.positions] = np.asarray(embeddings)[batch.slots]
         return result
 
     def _compile(self, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -332,8 +340,12 @@ class Engine:
         new = sorted(set(shapes) - self._compiled)
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
-        compile_all(self.embed, [(self.params, ids(shape), ids(shape[:1])) for shape in new])
+        compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(*shape))) for shape in new])
         self._compiled.update(new)
+
+    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the lengths that belong to tokens [rows, width]."""
+        return (rows,)
 
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
@@ -343,6 +355,26 @@ class Engine:
         return embeddings
 
 
+class PackedEngine(Engine):
+    """Runs one tower over packed rows: one program for texts of every length, and no padding between them."""
+
+    pads = False
+
+    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> PackedShapes:
+        costs, share = self.costs, tokens // self.devices
+        batch_tokens = costs.small_batch_tokens if share < costs.batch_tokens else costs.batch_tokens
+        if batch_size is not None:
+            batch_tokens = batch_size * max_length // self.devices
+        return PackedShapes.of(max_length, self.devices, batch_tokens)
+
+    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> PackedShapes:
+        full = batch_tokens or self.batch_tokens
+        return PackedShapes.of(max_length, self.devices, *(full // part for part in _PARTS))
+
+    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
+        return rows, PackedShapes(width, (rows,)).texts
+
+
 class HostEngine(Engine):
     """Runs one tower without XLA; see host_bert.py.
 
@@ -350,7 +382,7 @@ class HostEngine(Engine):
       embed: function (tokens [B, L], lengths [B]) -> float32 [B, D], for rows with at least one token.
     """
 
-    compiles = False
+    compiles = pads = False
 
     def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
         self.embed_on_host = embed

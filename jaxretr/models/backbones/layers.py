@@ -17,6 +17,7 @@ from jaxretr.models.backbones.attention_kernels import KeyBias, by_cudnn, can_us
 from jaxretr.models.backbones.dropout import Dropout, dropped
 from jaxretr.models.backbones.fused_attention import Form, can_fuse, fused_attention
 from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result
+from jaxretr.models.backbones.packed_rows import are_packed, hidden_keys
 from jaxretr.models.backbones.products import product
 from jaxretr.runtime.parallel.split_parameters import rows_of, whole
 
@@ -204,7 +205,7 @@ def attend(
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
             return fused_attention(q, k, v, bias, keys, form, written_out)
-    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size):
+    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size) and not are_packed(bias.lengths):
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
@@ -215,29 +216,14 @@ def attend(
 
 
 def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None) -> KeyBias:
-    """Return the bias of self-attention over rows padded to `length`.
+    """Return the bias of self-attention over rows of `length` tokens.
 
     Args:
-      lengths: number of real tokens of each row, int32 [B].
+      lengths: lengths of padded or packed rows, see packed_rows.py.
       length: L.
       positions: the bias of relative positions, float32 [1, H, keys, queries], or None.
     """
-    return KeyBias(mask_bias(lengths, length), positions, lengths)
-
-
-def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
-    """Return the score bias that hides padding keys.
-
-    Args:
-      lengths: number of real tokens of each row, int32 [B].
-      positions: M, the padded length.
-
-    Returns:
-      float32 [B, 1, M, 1]: 0 where a key is real, -1e9 where it is padding. (Not -inf: a row of length 0 would
-      become NaN, and NaN spreads through the gradient even where the row is masked.)
-    """
-    real = jnp.arange(positions) < lengths[:, None]
-    return jnp.where(real, 0.0, -1e9)[:, None, :, None]
+    return KeyBias(hidden_keys(lengths, length), positions, lengths)
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:
