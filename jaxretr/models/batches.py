@@ -1,5 +1,7 @@
 """Batches of rows of token ids: their shapes, and the division of rows into them."""
 
+import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,20 +11,29 @@ import numpy as np
 # Padding to a multiple of 16 instead of 64 saves a seventh of the time for passages of 20 to 250 tokens.
 _BUCKET = 16
 
+# Tokens of a packed row, for texts that are not longer: few enough that a row's attention without a kernel costs less
+# than its dense layers.
+_PACKED_WIDTH = 512
+
+# A packed row has room for texts of this mean length; shorter ones leave a part of it unfilled.
+_LEAST_MEAN_LENGTH = 16
+
 # Largest factor by which a batch's rows are filled up where the batch can be divided instead.
 _MOST_FILLING = 1.5
 
 
 class Batch(NamedTuple):
-    """Rows of one program call.
+    """Rows of one program call, padded or packed (see backbones/packed_rows.py).
 
     Attributes:
-      positions: places of the real rows' results, int [b].
-      tokens: int32 [B, L], B >= b; padded with zeros.
-      lengths: int32 [B]; 0 in the rows that fill the batch up.
+      positions: places of the texts' results among all of the job, int [b].
+      slots: places of the same texts' results among those of the call, int [b].
+      tokens: int32 [B, L], with zeros where there is no text.
+      lengths: int32 [B], or [B, M] of packed rows; 0 where there is no text.
     """
 
     positions: np.ndarray
+    slots: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
 
@@ -38,7 +49,7 @@ class Shapes:
       batch_rows: number of rows per batch, instead of `batch_tokens`.
       steps: number of lengths between a power of two and the next, for few shapes rather than little padding, with few
         numbers of rows; None: every multiple of 16, and full batches.
-      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch.
+      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch; None: that one only.
     """
 
     max_length: int
@@ -46,7 +57,7 @@ class Shapes:
     batch_tokens: int
     batch_rows: int | None = None
     steps: int | None = None
-    ratio: int = 2
+    ratio: int | None = 2
 
     def length(self, tokens: int) -> int:
         """Return the padded length of a batch whose longest row has so many tokens."""
@@ -68,7 +79,7 @@ class Shapes:
         sizes = self._sizes(full)
         above = next(size for size in sizes if size >= left)
         # With large steps two small batches are faster than one with much padding.
-        if self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
+        if self.ratio and self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
             below = max(size for size in sizes if size <= left)
             return below, below
         return left, above
@@ -81,33 +92,107 @@ class Shapes:
     def _sizes(self, full: int) -> list[int]:
         """Return the numbers of rows that batches can have, ascending."""
         sizes = []
-        while self.steps is not None and self.devices * self.ratio ** len(sizes) < full:
+        while self.steps is not None and self.ratio is not None and self.devices * self.ratio ** len(sizes) < full:
             sizes.append(self.devices * self.ratio ** len(sizes))
         return [*sizes, full]
 
+    def batches(self, ids: Sequence[Sequence[int]], start: int) -> list[Batch]:
+        """Divide rows of token ids into batches, the longest first.
 
-def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> list[Batch]:
-    """Divide rows of token ids into batches, the longest first.
+        Args:
+          ids: one list of token ids per row.
+          start: position of the first row among all rows of the job.
+        """
+        order = np.argsort([-len(row) for row in ids], kind="stable")
+        batches = []
+        done = 0
+        while done < len(order):
+            length = self.length(len(ids[order[done]]))
+            count, rows = self.taken(len(order) - done, length)
+            chosen = order[done : done + count]
+            tokens, lengths = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
+            for row, position in enumerate(chosen):
+                lengths[row] = len(ids[position])
+                tokens[row, : lengths[row]] = ids[position]
+            batches.append(Batch(start + chosen, np.arange(count), tokens, lengths))
+            done += count
+        return batches
 
-    Args:
-      ids: one list of token ids per row.
-      start: position of the first row among all rows of the job.
-      shapes: shapes of the batches.
+
+@dataclass(frozen=True)
+class PackedShapes:
+    """Rule for batches of packed rows, which have one of a few shapes whatever the texts' lengths are.
+
+    Attributes:
+      width: tokens of a row, at least those of the longest text.
+      rows: numbers of rows that a batch can have, ascending.
     """
-    order = np.argsort([-len(row) for row in ids], kind="stable")
-    batches = []
-    done = 0
-    while done < len(order):
-        length = shapes.length(len(ids[order[done]]))
-        count, rows = shapes.taken(len(order) - done, length)
-        chosen = order[done : done + count]
-        tokens, lengths = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
-        for row, position in enumerate(chosen):
-            lengths[row] = len(ids[position])
-            tokens[row, : lengths[row]] = ids[position]
-        batches.append(Batch(start + chosen, tokens, lengths))
-        done += len(chosen)
-    return batches
+
+    width: int
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, max_length: int, devices: int, *batch_tokens: int) -> "PackedShapes":
+        """Return the shapes of batches with about so many tokens on each device, for texts of at most `max_length`."""
+        width = max(_PACKED_WIDTH, _BUCKET * -(-max_length // _BUCKET))
+        return cls(width, tuple(sorted({devices * max(1, tokens // width) for tokens in batch_tokens})))
+
+    @property
+    def texts(self) -> int:
+        """M, the largest number of texts in a row."""
+        return max(1, self.width // _LEAST_MEAN_LENGTH)
+
+    def length(self, tokens: int) -> int:
+        """Return the tokens that a text of so many costs: there is no padding."""
+        return tokens
+
+    def every(self) -> list[tuple[int, int]]:
+        """Return all (rows, length) that batches can have."""
+        return [(rows, self.width) for rows in self.rows]
+
+    def batches(self, ids: Sequence[Sequence[int]], start: int) -> list[Batch]:
+        """Divide rows of token ids into batches; a text without tokens becomes one of the token 0.
+
+        Args:
+          ids: one list of token ids per text.
+          start: position of the first text among all of the job.
+        """
+        packed = self._packed([max(1, len(row)) for row in ids])
+        batches, done = [], 0
+        while done < len(packed):
+            left = len(packed) - done
+            rows = next((rows for rows in self.rows if rows >= left), self.rows[-1])
+            tokens, lengths = np.zeros((rows, self.width), np.int32), np.zeros((rows, self.texts), np.int32)
+            positions, slots = [], []
+            for row, texts in enumerate(packed[done : done + rows]):
+                place = 0
+                for number, text in enumerate(texts):
+                    tokens[row, place : place + len(ids[text])] = ids[text]
+                    lengths[row, number] = max(1, len(ids[text]))
+                    place += lengths[row, number]
+                    positions.append(start + text)
+                    slots.append(row * self.texts + number)
+            batches.append(Batch(np.array(positions), np.array(slots), tokens, lengths))
+            done += rows
+        return batches
+
+    def _packed(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the texts of each row: again and again the longest one that still fits (best fit, decreasing)."""
+        waiting = defaultdict[int, list[int]](list)
+        for text in reversed(range(len(lengths))):
+            waiting[lengths[text]].append(text)
+        left = sorted(waiting)  # the lengths of which there are texts
+        rows = []
+        while left:
+            row, room = [], self.width
+            while len(row) < self.texts and (place := bisect.bisect_right(left, room)):
+                length = left[place - 1]
+                row.append(waiting[length].pop())
+                room -= length
+                if not waiting[length]:
+                    del left[place - 1]
+            rows.append(row)
+        return rows
 
 
 def _power_of_two(n: int) -> int:

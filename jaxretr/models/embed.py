@@ -14,6 +14,7 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, k
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
+from jaxretr.models.backbones.packed_rows import are_packed, text_numbers, token_places, unpacked
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -284,15 +285,16 @@ def embed(
     Args:
       config: configuration of the dual encoder, or of the two that are trained jointly.
       tower_params: parameters from `tower`; for a program without a backward pass the layers may be unstacked.
-      tokens: token ids, any integer type [B, L], padded on the right.
-      lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
+      tokens: token ids, any integer type [B, L], padded on the right or packed, see packed_rows.py.
+      lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M]; a length of 0
+        gives some finite vector.
       dtype: type of the encoder's matmul operands, float32 or bfloat16.
       keys: one PRNG key per row [B], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
     Returns:
-      float32 [B, D], D being `config.embedding_size`.
+      float32 [B, D], of packed rows [B * M, D], D being `config.embedding_size`.
     """
     if isinstance(config, JointConfig):
         settings = {"dtype": dtype, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
@@ -325,38 +327,52 @@ def dense_params(config: DualEncoderConfig, tower_params: Params) -> list[tuple[
 
 
 def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
-    """Return one vector for each row of token states.
+    """Return one vector for each text.
 
     Args:
       states: states of the last layer, float32 [B, L, D].
-      lengths: number of real tokens of each row, int32 [B].
+      lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M].
       pooling: "cls" for the first token's state, "lasttoken" for the last real one's; "max" for the largest value of
         each dimension; "mean" for the mean of the real tokens' states, "weightedmean" with the weights 1, 2, 3, ...,
         "mean_sqrt_len_tokens" for their sum over the square root of their number.
 
     Returns:
-      float32 [B, D].
+      float32 [B, D], of packed rows [B * M, D].
     """
-    if pooling == "cls":
-        return states[:, 0]
-    place = jnp.arange(states.shape[1])
-    real = (place < lengths[:, None]).astype(states.dtype)
+    packed, width = are_packed(lengths), states.shape[1]
     if pooling == "max":
-        return jnp.where(real[..., None] > 0, states, -1e9).max(axis=1)
+        states, lengths = unpacked(states, lengths, width) if packed else (states, lengths)
+        return jnp.where(jnp.arange(width)[:, None] < lengths[:, None, None], states, -1e9).max(axis=1)
+    place = token_places(lengths, width)
+    # Whether a text has the token: [B, L], of packed rows [B, M, L].
+    if packed:
+        texts = jnp.arange(lengths.shape[1])
+        own, place = text_numbers(lengths, width)[:, None] == texts[:, None], place[:, None]
+    else:
+        if pooling == "cls":
+            return states[:, 0]
+        own = place < lengths[:, None]
     # sentence-transformers' smallest divisor, for rows of length 0.
     least = 1e-9
-    if pooling == "mean":
-        weights, divisor = real, jnp.maximum(lengths, least)
+    weights, divisor = own.astype(states.dtype), jnp.ones(lengths.shape)
+    if pooling == "cls":
+        weights = weights * (place == 0)
+    elif pooling == "mean":
+        divisor = jnp.maximum(lengths, least)
     elif pooling == "mean_sqrt_len_tokens":
-        weights, divisor = real, jnp.sqrt(jnp.maximum(lengths, least))
+        divisor = jnp.sqrt(jnp.maximum(lengths, least))
     elif pooling == "weightedmean":
-        weights = real * (place + 1)
-        divisor = jnp.maximum(weights.sum(axis=1), least)
+        weights = weights * (place + 1)
+        divisor = jnp.maximum(weights.sum(axis=-1), least)
     elif pooling == "lasttoken":
-        weights, divisor = (place == lengths[:, None] - 1).astype(states.dtype), jnp.ones(lengths.shape)
+        weights = weights * (place == lengths[..., None] - 1)
     else:
         assert_never(pooling)
-    return jnp.einsum("bld,bl->bd", states, weights) / divisor[:, None]
+    if not packed:
+        return jnp.einsum("bld,bl->bd", states, weights) / divisor[:, None]
+    # A product with as many texts as a row holds: no scatter, whose sums would be in any order.
+    sums = jnp.einsum("bld,bml->bmd", states, weights, precision=jax.lax.Precision.HIGHEST)
+    return (sums / divisor[..., None]).reshape(-1, states.shape[-1])
 
 
 def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:

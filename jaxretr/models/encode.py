@@ -1,8 +1,8 @@
 """The encoding engine: texts in, vectors out, where short texts are not padded to the length of long ones.
 
 A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted
-by length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled
-for every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and
+by length and cut into batches of about the same number of tokens, padded to one of a few lengths; one program is compiled
+for every (rows, length) that occurs, those of a chunk side by side. On processors where numpy's BLAS is faster than XLA nothing is compiled, and
 padding is dropped (host_bert.py).
 """
 
@@ -12,7 +12,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,27 +24,57 @@ from jaxretr.config import Dtype
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.batches import Batch, Shapes, make_batches
+from jaxretr.models.batches import Batch, PackedShapes, Shapes
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.runtime.parallel.machine import multiplies_bfloat16
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate
+from jaxretr.runtime.parallel.programs import compile_all
 
-# Tokens of one batch on one device: as many as stay in the cache of a CPU (8 rows of 128), or keep an accelerator busy.
-_BATCH_TOKENS = {"cpu": 1024}
-_BATCH_TOKENS_ELSEWHERE = 65536
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a kind of device that decide how texts are batched.
+
+    Attributes:
+      batch_tokens: tokens of one batch on one device, as many as stay in a CPU's cache (8 rows of 128) or keep an
+        accelerator busy.
+      small_batch_tokens: the same of jobs that do not fill one such batch on each device.
+      program_tokens: tokens that are encoded in the time in which one program is compiled.
+      fills: whether the last batch is filled up to a full one, where a program more costs more than padding does.
+      in_advance: `Shapes.steps` and `ratio` of programs that are all compiled in advance.
+      unrolled: whether each layer's weights are arrays of their own. On CPUs a loop copies them out of a stack at every
+        call; elsewhere the copy takes no time that could be measured, and unrolled layers take several times as long to compile.
+    """
+
+    batch_tokens: int
+    small_batch_tokens: int
+    program_tokens: int
+    fills: bool
+    in_advance: tuple[int, int]
+    unrolled: bool
+
+    def steps(self, tokens: int) -> int | None:
+        """Return `Shapes.steps` for a job of so many tokens.
+
+        From 5 lengths (at 256 tokens) to 8 a seventh of the work is saved for 3 more programs, and from 8 to 16 a ninth
+        for 8 more.
+        """
+        if 0.11 * tokens >= 8 * self.program_tokens:
+            return None
+        return 2 if 0.14 * tokens >= 3 * self.program_tokens else 1
+
+
+# A CPU takes half a second for a program, and a GPU 2 to 4 at 1.9 million tokens a second (BERT-base, one H100).
+CPU_COSTS = Costs(1024, 1024, 2_500, fills=False, in_advance=(4, 4), unrolled=True)
+ACCELERATOR_COSTS = Costs(65536, 8192, 5_000_000, fills=True, in_advance=(1, 2), unrolled=False)
 
 # Tokens of one batch for the BLAS, whose matmuls are slower for fewer rows.
 _BATCH_TOKENS_BLAS = 2048
 
-# `Shapes.steps` and `ratio` for programs that are all compiled in advance. On a CPU every padded token costs time, and
-# a program takes half a second to compile; elsewhere it takes seconds.
-_IN_ADVANCE = {"cpu": (4, 4)}
-_IN_ADVANCE_ELSEWHERE = (1, 2)
-
-# A job with fewer batches compiles for longer than it runs, and gains more from few shapes than from little padding.
-_MANY_BATCHES = 16
+# Programs for packed rows that are compiled in advance, as parts of a full batch's tokens.
+_PARTS = 1, 16, 128
 
 # Number of results in flight: enough to keep the device's queue full while the host writes rows and progress.
 _IN_FLIGHT = 8
@@ -57,6 +88,9 @@ def fastest_dtype() -> Dtype:
     This is bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also more exact.
     """
     return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
+
+
+AnyShapes = Shapes | PackedShapes
 
 
 class Job(NamedTuple):
@@ -78,7 +112,7 @@ class _Result:
         self.embeddings = np.empty((n, size), np.float32)
         self.left = n
         self.cut = 0
-        self.shapes: Shapes | None = None
+        self.shapes: AnyShapes | None = None
 
 
 class Engine:
@@ -88,23 +122,36 @@ class Engine:
       embed: compiled function (parameters, tokens [B, L], lengths [B]) -> float32 [B, D].
       tower_params: parameters of the tower, float32.
       dtype: type of the matmuls' operands; the encoder's kernels are cast to it once, here.
+      costs: the device's; None: those of its kind.
     """
 
     compiles = True
     """Whether each shape of a batch is a program to compile."""
+    pads = True
+    """Whether short texts cost as much as the longest of their batch."""
 
-    def __init__(self, embed: Callable[[Params, jax.Array, jax.Array], jax.Array], tower_params: Params, dtype: str):
+    def __init__(
+        self,
+        embed: Callable[[Params, jax.Array, jax.Array], jax.Array],
+        tower_params: Params,
+        dtype: str,
+        costs: Costs | None = None,
+    ):
         keep_programs()
         self.embed = embed
         self.mesh = make_mesh(jax.local_devices())
         self.devices = self.mesh.size
-        self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self.costs = costs or (CPU_COSTS if on_cpu else ACCELERATOR_COSTS)
+        self.batch_tokens = self.costs.batch_tokens
+        self._compiled: set[tuple[int, int]] = set()
+        split = unstack if self.costs.unrolled else lambda layers: layers
         # Kept on the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
         if "layers" in params[BACKBONE]:  # a bag of words has none
-            params[BACKBONE] = dict(params[BACKBONE], layers=unstack(_cast_kernels(params[BACKBONE]["layers"], dtype)))
+            params[BACKBONE] = dict(params[BACKBONE], layers=split(_cast_kernels(params[BACKBONE]["layers"], dtype)))
         if "adapter" in params:
-            params["adapter"] = unstack(_cast_kernels(params["adapter"], dtype))
+            params["adapter"] = split(_cast_kernels(params["adapter"], dtype))
         self.params = replicate(self.mesh, params)
 
     def encode(
@@ -178,20 +225,21 @@ class Engine:
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
         unfinished: deque[_Result] = deque()
-        in_flight: deque[tuple[_Result, np.ndarray, jax.Array | np.ndarray]] = deque()
+        in_flight: deque[tuple[_Result, Batch, jax.Array | np.ndarray]] = deque()
 
         def collect() -> None:
-            result, positions, embeddings = in_flight.popleft()
-            result.embeddings[positions] = np.asarray(embeddings)[: len(positions)]
-            result.left -= len(positions)
-            advance(len(positions))
+            result, batch, embeddings = in_flight.popleft()
+            result.embeddings[batch.positions] = np.asarray(embeddings)[batch.slots]
+            result.left -= len(batch.positions)
+            advance(len(batch.positions))
 
         with ThreadPoolExecutor(1, "tokenise") as thread:
             for result, batches in self._chunks(thread, jobs, size, max_length, batch_size, total):
                 if not unfinished or unfinished[-1] is not result:
                     unfinished.append(result)
+                self._compile(batch.tokens.shape for batch in batches)
                 for batch in batches:
-                    in_flight.append((result, batch.positions, self._run(batch)))
+                    in_flight.append((result, batch, self._run(batch)))
                     while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
                         collect()
                         # Yielded at once: until then nobody can save the job.
@@ -224,9 +272,8 @@ class Engine:
             result.cut += cut
             if result.shapes is None:
                 tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
-                few = self.compiles and tokens < _MANY_BATCHES * full
-                result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, 1 if few else None)
-            return result, make_batches(ids, start, result.shapes)
+                result.shapes = self._shapes_of(int(tokens), max_length, batch_size)
+            return result, result.shapes.batches(ids, start)
 
         def chunks() -> Iterator[tuple[Job, _Result, int]]:
             for job in jobs:
@@ -242,9 +289,19 @@ class Engine:
         if coming is not None:
             yield coming.result()
 
+    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> AnyShapes:
+        """Return the shapes for a job of so many tokens in all."""
+        if not self.compiles:
+            return Shapes(max_length, self.devices, self.batch_tokens, batch_size)
+        # The devices share a job: each compiles the same programs.
+        costs, share = self.costs, tokens // self.devices
+        batch_tokens = costs.small_batch_tokens if share < costs.batch_tokens else costs.batch_tokens
+        ratio = None if costs.fills else 2
+        return Shapes(max_length, self.devices, batch_tokens, batch_size, costs.steps(share), ratio)
+
     # ---- for callers that gather their own batches ---------------------------------------------------------------------
 
-    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> Shapes:
+    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> AnyShapes:
         """Return shapes for texts that come a few at a time, so few shapes that all of them can be compiled in advance.
 
         Args:
@@ -254,16 +311,15 @@ class Engine:
         shapes = Shapes(max_length, self.devices, batch_tokens or self.batch_tokens)
         if not self.compiles:
             return shapes
-        steps, ratio = _IN_ADVANCE.get(self.mesh.devices.flat[0].platform, _IN_ADVANCE_ELSEWHERE)
+        steps, ratio = self.costs.in_advance
         return replace(shapes, steps=steps, ratio=ratio)
 
-    def compile(self, shapes: Shapes) -> None:
+    def compile(self, shapes: AnyShapes) -> None:
         """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
         with keep_short_programs():
-            for rows, length in shapes.every() if self.compiles else ():
-                np.asarray(self._run(Batch(np.arange(0), np.zeros((rows, length), np.int32), np.ones(rows, np.int32))))
+            self._compile(shapes.every())
 
-    def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: Shapes) -> np.ndarray:
+    def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
         """Embed rows of token ids at once, in this thread.
 
         Args:
@@ -275,9 +331,21 @@ class Engine:
           float32 [n, D], in the order of the rows.
         """
         result = np.empty((len(ids), size), np.float32)
-        for positions, embeddings in [(b.positions, self._run(b)) for b in make_batches(ids, 0, shapes)]:
-            result[positions] = np.asarray(embeddings)[: len(positions)]
+        for batch, embeddings in [(batch, self._run(batch)) for batch in shapes.batches(ids, 0)]:
+            result[batch.positions] = np.asarray(embeddings)[batch.slots]
         return result
+
+    def _compile(self, shapes: Iterable[tuple[int, ...]]) -> None:
+        """Compile the programs for batches of these (rows, length) that were not compiled before, side by side."""
+        new = sorted(set(shapes) - self._compiled)
+        by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
+        ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
+        compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(*shape))) for shape in new])
+        self._compiled.update(new)
+
+    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the lengths that belong to tokens [rows, width]."""
+        return (rows,)
 
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
@@ -287,6 +355,26 @@ class Engine:
         return embeddings
 
 
+class PackedEngine(Engine):
+    """Runs one tower over packed rows: one program for texts of every length, and no padding between them."""
+
+    pads = False
+
+    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> PackedShapes:
+        costs, share = self.costs, tokens // self.devices
+        batch_tokens = costs.small_batch_tokens if share < costs.batch_tokens else costs.batch_tokens
+        if batch_size is not None:
+            batch_tokens = batch_size * max_length // self.devices
+        return PackedShapes.of(max_length, self.devices, batch_tokens)
+
+    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> PackedShapes:
+        full = batch_tokens or self.batch_tokens
+        return PackedShapes.of(max_length, self.devices, *(full // part for part in _PARTS))
+
+    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
+        return rows, PackedShapes(width, (rows,)).texts
+
+
 class HostEngine(Engine):
     """Runs one tower without XLA; see host_bert.py.
 
@@ -294,11 +382,14 @@ class HostEngine(Engine):
       embed: function (tokens [B, L], lengths [B]) -> float32 [B, D], for rows with at least one token.
     """
 
-    compiles = False
+    compiles = pads = False
 
     def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
         self.embed_on_host = embed
         self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
+
+    def _compile(self, shapes: Iterable[tuple[int, ...]]) -> None:
+        """Compile nothing: there are no programs."""
 
     def _run(self, batch: Batch) -> np.ndarray:
         real = len(batch.positions)

@@ -36,6 +36,7 @@ from jaxretr.models.scorers.pair_frame import unmarked
 from jaxretr.models.scorers.pair_texts import PairTexts
 from jaxretr.models.scorers.teachers import PairTeacher
 from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.parallel.programs import device_jit
 
 _MAX_LENGTH = 512
 _QUESTION_LENGTH = 128
@@ -339,7 +340,7 @@ def _score_marked(teacher: PairTeacher, dtype: str) -> Callable[..., jax.Array]:
     """Return the compiled scores float32 [n, 1] of marked rows."""
     size = teacher.config.backbone.vocab_size
 
-    @jax.jit
+    @device_jit
     def score(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         tokens, seconds = unmarked(tokens, lengths, size)
         return teacher.score_rows(params, tokens, lengths, seconds, dtype=jnp.dtype(dtype))[:, None]

@@ -25,6 +25,7 @@ from jaxretr.models.scorers.t5_shapes import T5Shapes
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
+from jaxretr.runtime.parallel.programs import device_jit
 
 
 class QuestionScorer:
@@ -233,7 +234,7 @@ def padded(rows: Sequence[Sequence[int]], count: int, width: int) -> tuple[np.nd
     return tokens, lengths
 
 
-@partial(jax.jit, static_argnums=(0, 1), static_argnames=("dtype",))
+@partial(device_jit, static_argnums=(0, 1), static_argnames=("dtype",))
 def _score_shared(config: T5Config, prompt: Prompt, params: Params, *pairs: jax.Array, dtype: str) -> jax.Array:
     """`score_pairs`, compiled."""
     return score_pairs(config, prompt, params, *pairs, dtype=jnp.dtype(dtype))

@@ -53,7 +53,7 @@ class BatchEncoder:
         engines = [part.engine("passage") for part in self.parts]
         self.budget = min(engine.devices * (batch_tokens or engine.batch_tokens) for engine in engines)
         """Tokens of a batch."""
-        self.pads = any(engine.compiles for engine in engines)
+        self.pads = any(engine.pads for engine in engines)
         """Whether short texts cost as much as the longest of their batch."""
 
     @property

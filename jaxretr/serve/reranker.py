@@ -41,7 +41,7 @@ class Reranker:
                 "rerank",
                 lambda rows: engine.embed_rows(rows, 1, shapes)[:, 0],
                 engine.devices * budget,
-                pads=engine.compiles,
+                pads=engine.pads,
                 padded=shapes.length,
             )
         else:

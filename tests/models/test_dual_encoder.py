@@ -23,17 +23,20 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
 from jaxretr.embeddings.encoding import encode
+from jaxretr.models import dual_encoder
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.backbones.adapter_layers import init_adapter
-from jaxretr.models.batches import Shapes, make_batches
+from jaxretr.models.batches import PackedShapes, Shapes
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
+from jaxretr.models.encode import ACCELERATOR_COSTS, CPU_COSTS, Costs, Engine
 from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.hub.tensor_files import write_safetensors
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import machine
+from jaxretr.runtime.parallel.programs import programs
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)
@@ -249,7 +252,7 @@ def test_batches_hold_every_row_once(
     shapes = Shapes(100, devices, 512, batch_rows, *steps)
     ids = [[number + 1] * length for number, length in enumerate(lengths)]
     seen = []
-    for batch in make_batches(ids, start, shapes):
+    for batch in shapes.batches(ids, start):
         rows, width = batch.tokens.shape
         assert rows % devices == 0 and width <= 100
         assert steps[0] is None or (rows, width) in shapes.every()
@@ -262,10 +265,38 @@ def test_batches_hold_every_row_once(
     assert sorted(seen) == list(range(len(lengths)))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "max_length", "rows"),
+    [
+        ([], 48, (2,)),
+        ([0, 48, 1, 0], 48, (2,)),
+        (RNG.integers(1, 257, 3000).tolist(), 256, (16, 128)),
+        (RNG.integers(1, 9, 3000).tolist(), 16, (4,)),
+        ([700] * 5 + [3] * 200, 700, (2, 8)),
+    ],
+)
+def test_packed_batches_hold_every_text_once(lengths: list[int], max_length: int, rows: tuple[int, ...]) -> None:
+    shapes = PackedShapes.of(max_length, 1, *(512 * count for count in rows))
+    ids = [[number + 1] * length for number, length in enumerate(lengths)]
+    seen, filled, size = [], 0, 0
+    for batch in shapes.batches(ids, 7):
+        assert batch.tokens.shape in shapes.every() and batch.lengths.sum(axis=1).max() <= shapes.width
+        starts = np.cumsum(batch.lengths, axis=1) - batch.lengths
+        for position, slot in zip(batch.positions, batch.slots, strict=True):
+            row, number = divmod(slot, shapes.texts)
+            own = batch.tokens[row, starts[row, number] :][: batch.lengths[row, number]].tolist()
+            assert own == (ids[position - 7] or [0])
+            seen.append(position - 7)
+        used = batch.lengths.any(axis=1)
+        filled, size = filled + batch.lengths.sum(), size + used.sum() * shapes.width
+    assert sorted(seen) == list(range(len(lengths)))
+    assert len(lengths) < 1000 or filled > (0.97 if max_length > 16 else 0.27) * size
+
+
 def test_short_texts_do_not_pay_for_long_ones() -> None:
     ids = [[1] * length for length in RNG.integers(20, 251, 256)]
     fine, some, few = (
-        make_batches(ids, 0, Shapes(256, 1, 1024, None, steps, ratio)) for steps, ratio in ((None, 2), (4, 4), (1, 2))
+        Shapes(256, 1, 1024, None, steps, ratio).batches(ids, 0) for steps, ratio in ((None, 2), (4, 4), (1, 2))
     )
     real = sum(map(len, ids))
     # 16 tokens a bucket waste 8 a row, 6% here; sorting by length and 1,000 tokens a batch add little to it.
@@ -274,6 +305,29 @@ def test_short_texts_do_not_pay_for_long_ones() -> None:
     assert sum(batch.tokens.size for batch in some) < 1.16 * real
     assert len({batch.tokens.shape for batch in few}) <= 6 < len({batch.tokens.shape for batch in fine})
     assert len(Shapes(256, 1, 1024, None, 4, 4).every()) < 40
+
+
+def test_a_job_on_an_accelerator_has_few_programs_and_the_same_vectors() -> None:
+    # Its costs, with batches that a CPU can compute.
+    costs = dataclasses.replace(ACCELERATOR_COSTS, batch_tokens=2048, small_batch_tokens=512)
+    params = tower(init_params(CONFIG, seed=1), "passage")
+    ids = [RNG.integers(1, 400, length).tolist() for length in RNG.integers(1, 49, 500)]
+
+    def encoded(costs: Costs, count: int) -> np.ndarray:
+        engine = Engine(dual_encoder._embed_rows(CONFIG, "float32"), params, "float32", costs)
+        return engine.encode(lambda start, stop: (ids[start:stop], 0), count, 16, max_length=48)[0]
+
+    before = programs()
+    found = encoded(costs, 500)
+    news = programs() - before
+    assert news.compiled + news.cached <= 3  # of 16, 32 and 48 tokens
+    np.testing.assert_allclose(found, encoded(CPU_COSTS, 500), **CLOSE)
+    np.testing.assert_allclose(encoded(costs, 3), found[:3], **CLOSE)
+
+
+def test_programs_are_worth_their_padding_only_in_large_jobs() -> None:
+    assert [ACCELERATOR_COSTS.steps(millions * 10**6) for millions in (1, 100, 120, 350, 380)] == [1, 1, 2, 2, None]
+    assert CPU_COSTS.steps(10_000) == 1 and CPU_COSTS.steps(10**6) is None
 
 
 # ---- our own folder --------------------------------------------------------------------------------------------------

@@ -196,6 +196,51 @@ def test_padding_and_the_batch_change_no_bit() -> None:
             np.testing.assert_array_equal(one, whole[name][rows, :24], err_msg=name)
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("biased", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_texts_in_packed_rows_are_to_the_bit_what_they_are_alone(biased: bool) -> None:
+    lengths = [20, 7, 1, 16, 3]
+    alone, positions = drawn(lengths, 24, rate=0.0), None
+    if biased:  # by the distance of a key, as all biases of positions are
+        distances = np.arange(40)[:, None] - np.arange(40)
+        positions = jnp.float32(np.random.default_rng(1).standard_normal((1, 2, 79))[..., distances + 39])
+        alone = alone._replace(bias=alone.bias._replace(positions=positions[..., :24, :24]))
+    # Places (row, start) of the texts; the rows' ends are unfilled and hold what nobody may read.
+    order = [[2, 0, 4], [3, 1, 5]]
+    sizes = np.array([[lengths[text] if text < 5 else 0 for text in row] for row in order])
+    starts = np.cumsum(sizes, axis=1) - sizes
+    packed = {name: np.full((2, 40, 2, 16), 3.0, np.float32) for name in ("q", "k", "v", "cotangent")}
+    places = [
+        (text, row, slice(start, start + lengths[text]))
+        for row, texts in enumerate(order)
+        for text, start in zip(texts, starts[row], strict=True)
+        if text < 5
+    ]
+    for name, values in packed.items():
+        for text, row, place in places:
+            values[row, place] = np.asarray(getattr(alone, name), np.float32).reshape(5, 24, 2, 16)[
+                text, : lengths[text]
+            ]
+    bias = key_bias(jnp.array(sizes, jnp.int32), 40, positions)
+    arrays = {name: jnp.bfloat16(values) for name, values in packed.items()}
+    cotangent = arrays["cotangent"].reshape(2, 40, 32)
+    both = Rows(arrays["q"], arrays["k"], arrays["v"], cotangent, bias, None)
+    out = jax.jit(lambda *qkv: fused(*qkv, bias, None, rate=0.0))(*both[:3])
+    expected = by_kernels(alone._replace(keys=None), 0.0)
+    gradients = jax.jit(lambda q, k, v, c: jax.vjp(lambda *qkv: fused(*qkv, bias, None, rate=0.0), q, k, v)[1](c))
+    found = {"out": out, **(dict(zip("qkv", gradients(*both[:4]), strict=True)) if not biased else {})}
+    for name, values in found.items():
+        flat = np.asarray(values, np.float64).reshape(2, 40, -1)
+        for text, row, place in places:
+            own = expected[name][text, : lengths[text]].reshape(lengths[text], -1)
+            np.testing.assert_array_equal(flat[row, place], own, err_msg=f"{name} of {text}")
+        assert not flat[0, 24:].any() and not flat[1, 23:].any(), name  # the unfilled ends
+    near = written_out(*both[:3], bias, None, rate=0.0)
+    for text, row, place in places:
+        one, other = (np.asarray(x, np.float64).reshape(2, 40, -1)[row, place] for x in (near, out))
+        assert np.linalg.norm(one - other) < TOLERANCE * np.linalg.norm(other), text
+
+
 def layers(
     weights: jax.Array, q: jax.Array, v: jax.Array, lengths: jax.Array, keys: jax.Array, attention: Any
 ) -> jax.Array:

@@ -5,12 +5,15 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from tiny import BERT, T5
+from tiny import BERT, DECODER, T5
 
-from jaxretr.config import MlmConfig, PretrainData
-from jaxretr.models.backbones.layers import define
+from jaxretr.config import AdapterShape, MlmConfig, PretrainData
+from jaxretr.models.backbones.layers import define, scaled
 from jaxretr.models.backbones.masked_lm import MaskedLm
+from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
@@ -87,3 +90,35 @@ def test_a_precision_that_the_user_has_chosen_stays(mesh1: Any) -> None:
     with jax.default_matmul_precision("tensorfloat32"):
         found = dots(program, "cuda", *arguments)
     assert {dot[:2] for dot in found} == {("HIGH", "HIGH")}
+
+
+def test_a_factor_behind_a_bias_is_the_biass_too() -> None:
+    rng = np.random.default_rng(2)
+    x, kernel, bias = (rng.normal(size=size).astype(np.float32) for size in ((8, 16), (16, 32), (32,)))
+
+    @jax.jit
+    def projected(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        y = product("nd,de->ne", x, kernel, jnp.float32, bias=bias, result=jnp.float32)
+        return scaled(y.reshape(2, 4, 2, 16), 0.125).transpose(0, 2, 1, 3)
+
+    expected = (0.125 * (x.astype(np.float64) @ kernel + 100 * bias)).reshape(2, 4, 2, 16).transpose(0, 2, 1, 3)
+    np.testing.assert_allclose(projected(x, kernel, 100 * bias), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (DualEncoderConfig(BERT), 1),
+        (DualEncoderConfig(DECODER, pooling="mean"), 2),  # local and global layers
+        (DualEncoderConfig(BERT, adapter=AdapterShape(bottleneck=4, scale=4.0)), 2),
+    ],
+    ids=["bert", "rotary", "adapters"],
+)
+def test_something_stands_between_a_bias_and_a_factor_on_gpus(config: DualEncoderConfig, count: int) -> None:
+    def encode(params: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        return embed(config, tower(params, "passage"), tokens, lengths, dtype="float32")
+
+    trace = jax.jit(encode).trace(abstract_params(config), shape("int32", 4, 16), shape("int32", 4))
+    cpu, cuda = (trace.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda"))
+    scores = 0 if config.backbone is DECODER else 1  # has a barrier of its own
+    assert cuda.count("optimization_barrier") - scores == count and "optimization_barrier" not in cpu

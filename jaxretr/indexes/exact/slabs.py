@@ -14,6 +14,7 @@ from jaxretr.indexes.exact.host_search import HostSearch
 from jaxretr.indexes.topk import NO_ROW, merge_topk, search_step
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
+from jaxretr.runtime.parallel.programs import device_jit
 
 # Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
 QUERY_BUCKETS = (1, 8, 32, 64, 128, 256, 512)
@@ -36,7 +37,7 @@ class Slab:
     scales: jax.Array | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"))
+@functools.partial(device_jit, static_argnames=("mesh", "k", "block_rows"))
 def search_slab(queries, rows, num_valid, allowed=None, scales=None, *, mesh: Mesh, k: int, block_rows: int):
     """Return scores [B, k] and rows of the slab [B, k], on every device."""
     by_row = PartitionSpec(DATA)

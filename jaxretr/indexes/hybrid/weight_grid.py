@@ -22,6 +22,7 @@ from jaxretr.indexes.source import rebatched
 from jaxretr.indexes.topk import BLOCK_ROWS, GROUP, NO_ROW, block_candidates, inner_products, select_best
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate, to_host
+from jaxretr.runtime.parallel.programs import device_jit
 
 # Passages on the devices at a time, of each of the two models: 100 MB of 768 dimensions.
 SLAB_ROWS = 32_768
@@ -101,7 +102,7 @@ def search_weights(
     return scores, row_numbers.astype(np.int64)
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"), donate_argnames="best")
+@functools.partial(device_jit, static_argnames=("mesh", "k", "block_rows"), donate_argnames="best")
 def _step(best, first_q, second_q, factors, first_rows, second_rows, start, valid, *, mesh, k, block_rows):
     """Update each device's best so far, ([devices, M, B, k] scores, rows), with a slab of rows."""
     on_device = functools.partial(_device_step, k=k, block_rows=block_rows)

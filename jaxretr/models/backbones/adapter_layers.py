@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.layer_stacks import make_layers
-from jaxretr.models.backbones.layers import Dense, Params, define, initialise
+from jaxretr.models.backbones.layers import Dense, Params, define, initialise, scaled
 from jaxretr.models.backbones.t5_encoder_config import T5_DENSE
 
 
@@ -68,7 +68,7 @@ class LayerAdapter(nnx.Module):
         """Return the parallel adapter's addition to the feed-forward result; float32 [..., D] -> float32 [..., D]."""
         if not self.shape.bottleneck:
             return 0.0
-        return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x))).astype(jnp.float32)
+        return scaled(self.parallel.up(jax.nn.relu(self.parallel.down(x))).astype(jnp.float32), self.shape.scale)
 
 
 def beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:

@@ -16,9 +16,9 @@ class KeyBias(NamedTuple):
     """Addition to the scores of self-attention, in parts: their sum would be as large as the scores.
 
     Attributes:
-      hidden: a very negative number at padding keys, 0 elsewhere, float32 [B, 1, keys, 1].
+      hidden: a very negative number at hidden keys, 0 elsewhere, as `packed_rows.hidden_keys` returns it.
       positions: bias of relative positions, float32 [1, H, keys, queries]; None where there is none.
-      lengths: number of real tokens of each row, int32 [B]: the keys after them are hidden.
+      lengths: lengths of the padded or packed rows: int32 [B], or [B, M].
     """
 
     hidden: jax.Array

@@ -56,9 +56,9 @@ class Encoder(nnx.Module):
         """Encode a batch.
 
         Args:
-          tokens: token ids, any integer type [B, L], padded on the right.
-          lengths: number of real tokens of each row, int32 [B].
-          keys: one PRNG key per row [B], which switches dropout on.
+          tokens: token ids, any integer type [B, L], padded on the right or packed.
+          lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M].
+          keys: one PRNG key per padded row [B], which switches dropout on.
           keep_matmuls: as in `scan_layers`.
           words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
           types: types of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the
@@ -69,7 +69,7 @@ class Encoder(nnx.Module):
         """
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         drop = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)
-        x = drop(self.embedded(x, tokens, types))
+        x = drop(self.embedded(x, tokens, lengths, types))
         if self.config.num_hidden_layers:
             apply = self.applied(lengths, tokens.shape[1])
             parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
@@ -81,12 +81,12 @@ class Encoder(nnx.Module):
         """Create the tables of embeddings, and the norms outside the layers."""
         raise NotImplementedError
 
-    def embedded(self, words: jax.Array, tokens: jax.Array, types: jax.Array | None) -> jax.Array:
+    def embedded(self, words: jax.Array, tokens: jax.Array, lengths: jax.Array, types: jax.Array | None) -> jax.Array:
         """Return the first layer's input without dropout, float32 [B, L, D], from the words' embeddings [B, L, D]."""
         raise NotImplementedError
 
     def applied(self, lengths: jax.Array, length: int) -> Callable[[Any, jax.Array, jax.Array | None, Any], jax.Array]:
-        """Return the function of `scan_layers` for rows of `lengths` that are padded to `length` tokens.
+        """Return the function of `scan_layers` for rows of `length` tokens with these lengths, padded or packed.
 
         It takes a tuple of a layer and its adapter, if there are adapters.
         """

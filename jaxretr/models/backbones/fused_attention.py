@@ -21,6 +21,7 @@ from jax.experimental.pallas import triton
 
 from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.dropout import element_bits, folded, folded_words, threshold
+from jaxretr.models.backbones.packed_rows import are_packed, text_starts
 from jaxretr.runtime.parallel.mesh import varying_alike
 
 SIZES = (16, 32, 64, 128)
@@ -64,16 +65,17 @@ def fused_attention(
     form: Form,
     written_out: Callable[..., jax.Array],
 ) -> jax.Array:
-    """Compute attention of every real position over the real positions of its row.
+    """Compute attention of every real position over the real positions of its row, or of its text in packed rows.
 
-    Padding queries give zeros, unlike in the written-out form, and have no gradient.
+    Padding queries give zeros, unlike in the written-out form, and have no gradient. A text's result does not depend on
+    the other texts of its row, to the bit.
 
     Args:
       q_blhd: queries, bfloat16 [B, L, H, d] with d in `SIZES`.
       k_blhd: keys, of the same shape and type.
       v_blhd: values, of the same shape and type.
       bias: bias of the scores.
-      keys: keys of dropout, uint32 [B, 2]; None: no dropout.
+      keys: keys of dropout, uint32 [B, 2]; None: no dropout, as for packed rows.
       form: constants of the kernel.
       written_out: function of (q, k, v, bias, keys) that computes the same without a kernel: its gradient is taken
         where there is a bias of positions.
@@ -134,7 +136,8 @@ def _backward(form: Form, saved: Any, cotangent: jax.Array) -> Any:
     deltas = products.reshape(q.shape).sum(-1).transpose(0, 2, 1)
     block = _block(length)
     # Inputs of the kernel: per head of a row, queries to cotangents are [L, d], the sums and deltas [L].
-    given = [lengths, q, k, v, cotangent.reshape(q.shape), sums, deltas, *([] if keys is None else [keys])]
+    tiles = _tiles(lengths, length, block)
+    given = [tiles, q, k, v, cotangent.reshape(q.shape), sums, deltas, *([] if keys is None else [keys])]
     row = pl.BlockSpec((None, length, None, size), lambda _, head, row: (row, 0, head, 0))
     line = pl.BlockSpec((None, None, length), lambda _, head, row: (row, head, 0))
     gradients = _call(
@@ -143,7 +146,7 @@ def _backward(form: Form, saved: Any, cotangent: jax.Array) -> Any:
         [pl.BlockSpec(), row, row, row, row, line, line, pl.BlockSpec()][: len(given)],
         [(q.shape, q.dtype)] * 3,
         [row] * 3,
-        (pl.cdiv(length, block), heads, batch),
+        (_count(tiles, length, block), heads, batch),
         form,
     )
     return *gradients, None, None
@@ -174,7 +177,8 @@ def _attended(
     # A program sees one head of one row: queries, keys and values [L, d], sums [L], relative positions [keys, queries].
     row = pl.BlockSpec((None, length, None, size), lambda _, head, row: (row, 0, head, 0))
     line = pl.BlockSpec((None, None, length), lambda _, head, row: (row, head, 0))
-    given, specs = [lengths, q, k, v], [pl.BlockSpec(), row, row, row]
+    tiles = _tiles(lengths, length, block)
+    given, specs = [tiles, q, k, v], [pl.BlockSpec(), row, row, row]
     if keys is not None:
         given, specs = [*given, keys], [*specs, pl.BlockSpec()]
     if positions is not None:
@@ -188,7 +192,7 @@ def _attended(
         specs,
         [(q.shape, q.dtype), ((batch, heads, length), jnp.float32)][: 1 + keep_sums],
         [row, line][: 1 + keep_sums],
-        (pl.cdiv(length, block), heads, batch),
+        (_count(tiles, length, block), heads, batch),
         form,
     )
     return out.reshape(batch, length, heads * size), sums[0] if sums else None
@@ -196,6 +200,33 @@ def _attended(
 
 def _block(length: int) -> int:
     return min(BLOCK, max(16, 1 << (length - 1).bit_length()))
+
+
+def _tiles(lengths: jax.Array, width: int, block: int) -> jax.Array:
+    """Return the arrays that tell a program its block: the lengths of padded rows, whose blocks are numbered.
+
+    Of packed rows, n tiles each, int32 [B, n, 4]: where a text starts, a block's number in it, and the text's length,
+    twice. There are tiles for the unfilled end, which get a length of 0 and write zeros, and unused ones, which write
+    nothing.
+    """
+    if not are_packed(lengths):
+        return lengths
+    texts = lengths.shape[1]
+    starts = text_starts(lengths)
+    sizes = jnp.concatenate([lengths, width - starts[:, -1:]], axis=1)
+    counts = (sizes + block - 1) // block
+    ends = jnp.cumsum(counts, axis=1)
+    number = jnp.arange(width // block + texts + 1)
+    text = (number[:, None] >= ends[:, None, :]).sum(axis=-1)  # [B, n], M + 1 of unused tiles
+    of_text = lambda values: jnp.take_along_axis(values, jnp.minimum(text, texts), axis=1)  # noqa: E731
+    size = jnp.where(text > texts, 0, of_text(sizes))
+    tiles = [of_text(starts), number - of_text(ends - counts), jnp.where(text < texts, size, 0), size]
+    return jnp.stack(tiles, axis=-1).astype(jnp.int32)
+
+
+def _count(tiles: jax.Array, width: int, block: int) -> int:
+    """Return the number of programs for one head of a row."""
+    return tiles.shape[1] if tiles.ndim == 3 else pl.cdiv(width, block)
 
 
 def _call(
@@ -216,10 +247,23 @@ def _call(
 
 
 class _Block(NamedTuple):
-    """A part of a row, from `start` on, that a program holds or reads."""
+    """A part of a text, from its token `start` on, that a program holds or reads.
+
+    Attributes:
+      start: place of the first token in the text.
+      size: number of tokens.
+      base: place of the text's first token in its row.
+      end: number of the text's places that are written.
+    """
 
     start: Any
     size: int
+    base: Any
+    end: Any
+
+    def at(self, number: Any) -> "_Block":
+        """The text's block of this number."""
+        return self._replace(start=number * self.size)
 
     @property
     def places(self) -> jax.Array:
@@ -227,35 +271,45 @@ class _Block(NamedTuple):
 
     def rows(self, ref: Any, length: Any) -> jax.Array:
         """Load the block's lines of [L, d]: [size, d], 0 from the row's `length` on."""
-        return triton.load(ref.at[self._slice, :], mask=(self.places < length)[:, None], other=0.0)
+        return triton.load(ref.at[self._in_row, :], mask=(self.places < length)[:, None], other=0.0)
 
     def line(self, ref: Any, length: Any) -> jax.Array:
         """Load the block's elements of [L]: [size], 0 from the row's `length` on."""
-        return triton.load(ref.at[self._slice], mask=self.places < length, other=0.0)
+        return triton.load(ref.at[self._in_row], mask=self.places < length, other=0.0)
 
     def biases(self, ref: Any, keys: "_Block", length: Any) -> jax.Array:
         """Load a block of [keys, queries]: [this block's queries, keys], 0 from the row's `length` on."""
         mask = (keys.places < length)[:, None] & (self.places < length)[None, :]
-        return triton.load(ref.at[keys._slice, self._slice], mask=mask, other=0.0).T
+        in_texts = pl.ds(keys.start, keys.size), pl.ds(self.start, self.size)
+        return triton.load(ref.at[*in_texts], mask=mask, other=0.0).T
 
     def store_rows(self, ref: Any, values: jax.Array) -> None:
-        triton.store(ref.at[self._slice, :], values.astype(ref.dtype), mask=(self.places < ref.shape[0])[:, None])
+        triton.store(ref.at[self._in_row, :], values.astype(ref.dtype), mask=(self.places < self.end)[:, None])
 
     def store_line(self, ref: Any, values: jax.Array) -> None:
-        triton.store(ref.at[self._slice], values, mask=self.places < ref.shape[0])
+        triton.store(ref.at[self._in_row], values, mask=self.places < self.end)
 
     @property
-    def _slice(self) -> Any:
-        return pl.ds(self.start, self.size)
+    def _in_row(self) -> Any:
+        return pl.ds(self.base + self.start, self.size)
 
 
-def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys: bool, has_positions: bool) -> None:
+def _own_block(tiles: Any, width: int, block: int) -> tuple[_Block, Any]:
+    """Return the block of this program and the real length of its text."""
+    number, row = pl.program_id(0), pl.program_id(2)
+    if len(tiles.shape) == 1:
+        return _Block(number * block, block, 0, width), tiles[row]
+    base, first, length, end = (tiles[row, number, part] for part in range(4))
+    return _Block(first * block, block, base, end), length
+
+
+def _forward_kernel(tiles, q, k, v, *others, form: Form, block: int, has_keys: bool, has_positions: bool) -> None:
     """Compute the attention of one block of queries, of a head of a row."""
     keys = others[0] if has_keys else None
     positions = others[has_keys] if has_positions else None
     out, *sums = others[has_keys + has_positions :]
-    first, head, row = (pl.program_id(axis) for axis in range(3))
-    length, here = lengths[row], _Block(first * block, block)
+    head, row = pl.program_id(1), pl.program_id(2)
+    here, length = _own_block(tiles, q.shape[0], block)
     queries = here.rows(q, length)
     words = _words(keys, row, head, here)
 
@@ -263,7 +317,7 @@ def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys:
         # For each query: the largest score so far, the sum of exponentials relative to it, [queries], and the values'
         # sum weighted by them, [queries, d].
         top, total, mixed = sofar
-        there = _Block(number * block, block)
+        there = here.at(number)
         # Scores in units of log2, [queries, keys]; -inf at padding keys.
         scores = triton.dot(queries, there.rows(k, length), trans_b=True) * (form.scale * _LOG2_E)
         if positions is not None:
@@ -289,12 +343,12 @@ def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys:
         here.store_line(sums[0], jnp.where(real, top + jnp.log2(total), 0.0))
 
 
-def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: Form, block: int) -> None:
+def _backward_kernel(tiles, q, k, v, cotangents, sums, deltas, *others, form: Form, block: int) -> None:
     """Compute the gradients of one block of keys and values and of one block of queries, of a head of a row."""
     *given, of_q, of_k, of_v = others
     keys = given[0] if given else None
-    first, head, row = (pl.program_id(axis) for axis in range(3))
-    length, here = lengths[row], _Block(first * block, block)
+    head, row = pl.program_id(1), pl.program_id(2)
+    here, length = _own_block(tiles, q.shape[0], block)
     blocks, real = _blocks(here, length), (here.places < length)[:, None]
     rescale = _rescale(form, keys)
 
@@ -303,7 +357,7 @@ def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: 
 
     def add_queries(number: jax.Array, sofar: Any) -> Any:
         sum_k, sum_v = sofar
-        there = _Block(number * block, block)
+        there = here.at(number)
         queries, cotangent = there.rows(q, length), there.rows(cotangents, length)
         # Probabilities again, from the forward pass's sums, and their cotangents (`back`), both [keys, queries].
         scores = triton.dot(own_k, queries, trans_b=True) * (form.scale * _LOG2_E)
@@ -330,7 +384,7 @@ def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: 
     words = _words(keys, row, head, here)
 
     def add_keys(number: jax.Array, sum_q: jax.Array) -> jax.Array:
-        there = _Block(number * block, block)
+        there = here.at(number)
         of_keys = there.rows(k, length)
         scores = triton.dot(own_q, of_keys, trans_b=True) * (form.scale * _LOG2_E)
         probabilities = jnp.where((there.places < length)[None, :], jnp.exp2(scores - own_sums), 0.0)

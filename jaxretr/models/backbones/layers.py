@@ -17,6 +17,7 @@ from jaxretr.models.backbones.attention_kernels import KeyBias, by_cudnn, can_us
 from jaxretr.models.backbones.dropout import Dropout, dropped
 from jaxretr.models.backbones.fused_attention import Form, can_fuse, fused_attention
 from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result
+from jaxretr.models.backbones.packed_rows import are_packed, hidden_keys
 from jaxretr.models.backbones.products import product
 from jaxretr.runtime.parallel.split_parameters import rows_of, whole
 
@@ -111,6 +112,16 @@ class Embedding(nnx.Module):
         return found.astype(jnp.float32)
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Return factor x, where x may be the result of a dense layer with a bias.
+
+    XLA on NVIDIA GPUs makes such a factor part of the product and forgets it for the bias (openxla/xla#46110), unless
+    something stands between them.
+    """
+    x = jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+    return x * factor
+
+
 def linear(params: Params, x: jax.Array) -> jax.Array:
     """Return x [n, D] @ kernel + bias of a small layer after an encoder. float32 costs nothing there, and accelerators
     would round the operands by default."""
@@ -170,7 +181,8 @@ def attend(
 
     def written_out(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: Any, keys: Any) -> jax.Array:
         # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
-        q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
+        queries = scaled(q_blhd, scale) if early else q_blhd
+        q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (queries, k_bmhd, v_bmhd))
         scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
         scores = scores if early else scores * scale
         if isinstance(bias, KeyBias):
@@ -193,7 +205,7 @@ def attend(
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
             return fused_attention(q, k, v, bias, keys, form, written_out)
-    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size):
+    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size) and not are_packed(bias.lengths):
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
@@ -204,29 +216,14 @@ def attend(
 
 
 def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None) -> KeyBias:
-    """Return the bias of self-attention over rows padded to `length`.
+    """Return the bias of self-attention over rows of `length` tokens.
 
     Args:
-      lengths: number of real tokens of each row, int32 [B].
+      lengths: lengths of padded or packed rows, see packed_rows.py.
       length: L.
       positions: the bias of relative positions, float32 [1, H, keys, queries], or None.
     """
-    return KeyBias(mask_bias(lengths, length), positions, lengths)
-
-
-def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
-    """Return the score bias that hides padding keys.
-
-    Args:
-      lengths: number of real tokens of each row, int32 [B].
-      positions: M, the padded length.
-
-    Returns:
-      float32 [B, 1, M, 1]: 0 where a key is real, -1e9 where it is padding. (Not -inf: a row of length 0 would
-      become NaN, and NaN spreads through the gradient even where the row is masked.)
-    """
-    real = jnp.arange(positions) < lengths[:, None]
-    return jnp.where(real, 0.0, -1e9)[:, None, :, None]
+    return KeyBias(hidden_keys(lengths, length), positions, lengths)
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:

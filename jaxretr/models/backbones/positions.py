@@ -84,12 +84,12 @@ def rotate(x_blhd: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
     Args:
       x_blhd: queries or keys, float32 [B, L, H, d].
-      cos: cosines of the angles, float32 [L, d / 2].
-      sin: sines of the angles, float32 [L, d / 2].
+      cos: cosines of the angles, float32 [L, d / 2] or [B, L, d / 2].
+      sin: sines of the angles, of the same shape.
 
     Returns:
       float32 [B, L, H, d].
     """
-    cos, sin = cos[:, None], sin[:, None]
+    cos, sin = cos[..., None, :], sin[..., None, :]
     one, other = jnp.split(x_blhd, 2, axis=-1)
     return jnp.concatenate([one * cos - other * sin, other * cos + one * sin], axis=-1)

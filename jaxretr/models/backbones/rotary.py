@@ -9,7 +9,8 @@ from flax import nnx
 from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
-from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias
+from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, scaled
+from jaxretr.models.backbones.packed_rows import hidden_keys, token_places
 from jaxretr.models.backbones.positions import rotary_frequencies, rotate
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 
@@ -18,8 +19,8 @@ class Sight(NamedTuple):
     """Positions and mask of the layers of one kind, global or local.
 
     Attributes:
-      cos: cosines of each position's angles, float32 [L, d / 2].
-      sin: sines of each position's angles, float32 [L, d / 2].
+      cos: cosines of each position's angles, float32 [L, d / 2], of packed rows [B, L, d / 2].
+      sin: sines of each position's angles, of the same shape.
       hidden: addition to the scores, float32 [1, 1, keys, queries]: 0, or a very negative number.
     """
 
@@ -65,7 +66,7 @@ class RotaryLayer(nnx.Module):
           x: states, float32 [B, L, D].
           number: number of this layer, an int or a traced int32 scalar.
           sight: positions and mask of this layer's kind.
-          padding: bias that hides padding keys, float32 [B, 1, L, 1].
+          padding: bias that hides padding keys and other texts, as `hidden_keys` returns it.
           keys: one PRNG key per row [B], which switches dropout on.
           adapter: adapter of this layer.
 
@@ -103,7 +104,7 @@ class RotaryLayer(nnx.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         scale = config.attention_scale or size**-0.5
         q, k = (
-            rotate(q.astype(jnp.float32) * scale, sight.cos, sight.sin),
+            rotate(scaled(q.astype(jnp.float32), scale), sight.cos, sight.sin),
             rotate(k.astype(jnp.float32), sight.cos, sight.sin),
         )
         if heads != groups:
@@ -144,7 +145,7 @@ class RotaryEncoder(Encoder):
         if config.norm_order != "post":
             self.norm = _norm(config)
 
-    def embedded(self, words: jax.Array, tokens: jax.Array, types: jax.Array | None) -> jax.Array:
+    def embedded(self, words: jax.Array, tokens: jax.Array, lengths: jax.Array, types: jax.Array | None) -> jax.Array:
         config = self.config
         x = words * config.embedding_scale if config.embedding_scale != 1.0 else words
         if config.type_vocab_size:
@@ -153,8 +154,8 @@ class RotaryEncoder(Encoder):
 
     def applied(self, lengths: jax.Array, length: int) -> Any:
         config = self.config
-        padding, kinds = mask_bias(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
-        sights = {local: _sight(config, length, local=local) for local in sorted(set(kinds))}
+        padding, kinds = hidden_keys(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
+        sights = {local: _sight(config, lengths, length, local=local) for local in sorted(set(kinds))}
 
         def apply(pair: Any, x: jax.Array, keys: jax.Array | None, number: Any) -> jax.Array:
             if len(sights) == 1 or isinstance(number, int):
@@ -170,12 +171,12 @@ class RotaryEncoder(Encoder):
         return x if self.config.norm_order == "post" else self.norm(x)
 
 
-def _sight(config: RotaryConfig, length: Any, *, local: bool = False) -> Sight:
-    """Return the positions and mask of the global or the local layers, for texts padded to `length` tokens."""
+def _sight(config: RotaryConfig, lengths: jax.Array, length: int, *, local: bool = False) -> Sight:
+    """Return the positions and mask of the global or the local layers, for rows of `length` tokens."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
-    place = jnp.arange(length)
     turns = jnp.asarray(rotary_frequencies(config.head_dim, theta, scaling), jnp.float32)
-    angles = place[:, None].astype(jnp.float32) * turns
+    angles = token_places(lengths, length)[..., None].astype(jnp.float32) * turns
+    place = jnp.arange(length)
     distance = place[:, None] - place[None, :]  # key - query
     hidden = distance > (0 if config.causal else length)
     if local:

@@ -19,8 +19,8 @@ from jaxretr.models.backbones.layers import (
     attend,
     chosen_log_probs,
     key_bias,
-    mask_bias,
 )
+from jaxretr.models.backbones.packed_rows import hidden_keys
 from jaxretr.models.backbones.positions import relative_bias
 from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
@@ -277,7 +277,7 @@ class T5Model(nnx.Module):
 
         states = read.states
         longest = states[0].shape[2] if isinstance(states, tuple) else states.shape[1]
-        memory_bias = mask_bias(chosen(read.lengths), longest)
+        memory_bias = hidden_keys(chosen(read.lengths), longest)
         x = scan_layers(self.decoder, self.embedding(shifted), apply, None)
         return self.decoder_norm(x)
 

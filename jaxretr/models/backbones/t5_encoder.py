@@ -25,7 +25,7 @@ class T5Encoder(Encoder):
         self.relative_positions = Embedding(buckets, heads, std=std * size**-0.5, rngs=rngs)
         self.norm = RMSNorm(size, config.layer_norm_epsilon)
 
-    def embedded(self, words: jax.Array, tokens: jax.Array, types: jax.Array | None) -> jax.Array:
+    def embedded(self, words: jax.Array, tokens: jax.Array, lengths: jax.Array, types: jax.Array | None) -> jax.Array:
         return words
 
     def applied(self, lengths: jax.Array, length: int) -> Any:

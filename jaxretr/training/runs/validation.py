@@ -26,6 +26,7 @@ from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, put_rows
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.example_draws import known_contents
@@ -149,7 +150,7 @@ class ValidationSet:
 def _make_embed(program: ContrastiveProgram, mesh: Mesh):
     """embed(params, tokens [n, L], lengths [n]) -> float32 [n, D] of questions, on all devices."""
 
-    @jax.jit
+    @device_jit
     @partial(
         over_data,
         mesh=mesh,
@@ -167,7 +168,7 @@ def _make_embed(program: ContrastiveProgram, mesh: Mesh):
 def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
     """embed(params, passages, rows int32 [n]) -> float32 [n, D] of corpus rows, on all devices."""
 
-    @jax.jit
+    @device_jit
     @partial(
         over_data,
         mesh=mesh,
@@ -204,7 +205,7 @@ def _make_loss(program: ContrastiveProgram):
     )
     mesh = make_mesh(jax.local_devices()[:1])
 
-    @jax.jit
+    @device_jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(*(P(DATA),) * 5, P()), out_specs=P())
     def loss(
         q: jax.Array, p: jax.Array, own: jax.Array, known: jax.Array, scores: jax.Array, codes: ProductCodes | None
@@ -227,7 +228,7 @@ def _make_loss(program: ContrastiveProgram):
 def _make_count_above(mesh: Mesh):
     """count(pool [n, D], q [B, D], place int32 [B], valid) -> int32 [B]: rows of the pool that rank above `place`."""
 
-    @jax.jit
+    @device_jit
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(DATA), P(), P(), P()), out_specs=P())
     def count_above(pool: jax.Array, q: jax.Array, place: jax.Array, valid: jax.Array) -> jax.Array:
         row = lax.axis_index(DATA) * len(pool) + jnp.arange(len(pool))

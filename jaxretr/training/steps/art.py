@@ -28,6 +28,7 @@ from jaxretr.losses.contrastive import scaled_scores
 from jaxretr.losses.quantised import StoredRows, storage_errors
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.runtime.streams import KeyStream
@@ -108,7 +109,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       corpus rows, int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
-    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    @partial(device_jit, donate_argnums=(0, 1, 2))
     @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
         over_data,

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
@@ -56,7 +57,7 @@ def make_step(
       scalars and `rows` are all passages of the batch, int32 [B, C + retrieved]. `state` and `index` are donated.
     """
 
-    @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(device_jit, donate_argnums=(0, 1))
     @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
         over_data,

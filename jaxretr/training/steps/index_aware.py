@@ -28,6 +28,7 @@ from jaxretr.losses.quantised import StoredRows, fitted_codebook
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes
@@ -97,7 +98,7 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
       codes that the fit starts from, or None.
     """
 
-    @jax.jit
+    @device_jit
     @partial(
         over_data,
         mesh=mesh,

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.parallel.split_parameters import longest_row
 from jaxretr.training.state import CorpusState, CorpusTokens
@@ -67,7 +68,7 @@ def _compiled(refresh: Callable[..., CorpusState], program: IndexProgram, mesh: 
         in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P()),
         out_specs=P(DATA),
     )
-    return jax.jit(mapped, donate_argnums=(2,))
+    return device_jit(mapped, donate_argnums=(2,))
 
 
 def slice_rows(first: jax.Array, n: int, every: int, step: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
 from jaxretr.runtime.parallel.memory import size
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows
 from jaxretr.training.steps.chunks import EmbedRows, embed_in_chunks
@@ -276,7 +277,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
       all devices.
     """
 
-    @jax.jit
+    @device_jit
     @partial(
         over_data,
         mesh=mesh,

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.mesh import DATA
+from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import TrainState
@@ -46,7 +47,7 @@ def make_token_step(
         dropout.
     """
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(device_jit, donate_argnums=0)
     @partial(state_stays, mesh=mesh)
     @partial(
         over_data,
@@ -106,7 +107,7 @@ def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:
 def make_token_loss(loss: SumLoss, mesh: Mesh) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """Build evaluate(params, batch) -> (sum, count) over the global batch, dropout off."""
 
-    @jax.jit
+    @device_jit
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
     def evaluate(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
         total, count = loss(params, batch, None)

@@ -1,0 +1,86 @@
+"""Rows of tokens, padded or packed: the functions of their lengths that encoders need.
+
+A padded row [L] has one text and then padding; the rows' lengths are int32 [B]. A packed row has up to M texts one behind
+the other, without gaps, and its end is unfilled; the lengths are int32 [B, M], 0 where there is no text. A program for
+packed rows serves texts of every length. Each token sees those of its own text alone, and a text's position 0 is its
+first token.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def are_packed(lengths: jax.Array) -> bool:
+    """Whether these are the lengths of packed rows."""
+    return lengths.ndim == 2
+
+
+def text_numbers(lengths: jax.Array, width: int) -> jax.Array:
+    """Return the number of each token's text in its packed row, M in the unfilled end: int32 [B, M] -> int32 [B, L]."""
+    ends = jnp.cumsum(lengths, axis=1)
+    return (jnp.arange(width)[:, None] >= ends[:, None, :]).sum(axis=-1, dtype=jnp.int32)
+
+
+def text_starts(lengths: jax.Array) -> jax.Array:
+    """Return where each text of a packed row starts, and the unfilled end: int32 [B, M] -> int32 [B, M + 1]."""
+    ends = jnp.cumsum(lengths, axis=1)
+    return jnp.concatenate([jnp.zeros_like(ends[:, :1]), ends], axis=1)
+
+
+def token_starts(lengths: jax.Array, width: int) -> jax.Array:
+    """Return the place in the row where each token's text starts: int32 [B, M] -> int32 [B, L]."""
+    return jnp.take_along_axis(text_starts(lengths), text_numbers(lengths, width), axis=1)
+
+
+def token_places(lengths: jax.Array, width: int) -> jax.Array:
+    """Return the position of each token in its text: int32 [L] of padded rows, [B, L] of packed ones, 0 in their end."""
+    place = jnp.arange(width)
+    if not are_packed(lengths):
+        return place
+    unfilled = place >= lengths.sum(axis=1, keepdims=True)
+    return jnp.where(unfilled, 0, place - token_starts(lengths, width))
+
+
+def counted_places(counted: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Return the number of counted tokens of the same text before each one: bool [B, L] -> int32 [B, L]."""
+    before = jnp.cumsum(counted, axis=1) - counted
+    if are_packed(lengths):
+        before = before - jnp.take_along_axis(before, token_starts(lengths, counted.shape[1]), axis=1)
+    return before
+
+
+def hidden_keys(lengths: jax.Array, width: int) -> jax.Array:
+    """Return the addition to the scores that hides padding, and a packed row's other texts.
+
+    Args:
+      lengths: lengths of padded rows, int32 [B], or of packed ones, int32 [B, M].
+      width: L.
+
+    Returns:
+      float32 [B, 1, keys, 1] of padded rows, [B, 1, keys, queries] of packed ones: 0 where a query reads the key, -1e9
+      where it does not. (Not -inf: a row of length 0 would become NaN, and NaN spreads through the gradient even where
+      the row is masked.)
+    """
+    if are_packed(lengths):
+        text = text_numbers(lengths, width)
+        return jnp.where(text[:, :, None] == text[:, None, :], 0.0, -1e9)[:, None]
+    real = jnp.arange(width) < lengths[:, None]
+    return jnp.where(real, 0.0, -1e9)[:, None, :, None]
+
+
+def unpacked(states: jax.Array, lengths: jax.Array, longest: int) -> tuple[jax.Array, jax.Array]:
+    """Return padded rows of the texts of packed ones.
+
+    Args:
+      states: float [B, L, ...].
+      lengths: lengths of packed rows, int32 [B, M].
+      longest: length of the longest text.
+
+    Returns:
+      float [B * M, longest, ...], of other texts or of the end behind each text; their lengths, int32 [B * M].
+    """
+    width = states.shape[1]
+    places = jnp.minimum(text_starts(lengths)[:, :-1, None] + jnp.arange(min(longest, width)), width - 1)
+    rows = jnp.arange(len(states))[:, None, None]
+    taken = states[rows, places]
+    return taken.reshape(-1, *taken.shape[2:]), lengths.reshape(-1)
