@@ -144,7 +144,7 @@ class Engine:
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         self.costs = costs or (CPU_COSTS if on_cpu else ACCELERATOR_COSTS)
         self.batch_tokens = self.costs.batch_tokens
-        self._compiled: set[tuple[int, int]] = set()
+        self._compiled: set[tuple[int, ...]] = set()
         split = unstack if self.costs.unrolled else lambda layers: layers
         # Kept on the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
@@ -340,12 +340,12 @@ class Engine:
         new = sorted(set(shapes) - self._compiled)
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
-        compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(*shape))) for shape in new])
+        compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(shape))) for shape in new])
         self._compiled.update(new)
 
-    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the lengths that belong to tokens [rows, width]."""
-        return (rows,)
+    def _lengths(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the lengths that belong to tokens of a shape."""
+        return tokens[:1]
 
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
@@ -371,7 +371,8 @@ class PackedEngine(Engine):
         full = batch_tokens or self.batch_tokens
         return PackedShapes.of(max_length, self.devices, *(full // part for part in _PARTS))
 
-    def _lengths(self, rows: int, width: int) -> tuple[int, ...]:
+    def _lengths(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        rows, width = tokens
         return rows, PackedShapes(width, (rows,)).texts
 
 

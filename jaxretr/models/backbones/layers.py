@@ -199,13 +199,14 @@ def attend(
 
     arguments = q_blhd, k_bmhd, v_bmhd, bias, keys
     chosen = chosen_attention() if isinstance(bias, KeyBias) else "xla"
+    padded = isinstance(bias, KeyBias) and not are_packed(bias.lengths)
     if chosen == "fused" and can_fuse(dtype, size):
         form = Form(scale, drop.rate)
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
             return fused_attention(q, k, v, bias, keys, form, written_out)
-    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size) and not are_packed(bias.lengths):
+    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size) and padded:
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))

@@ -134,9 +134,9 @@ def _count(compiled: int = 0, cached: int = 0, seconds: float = 0.0) -> None:
         _counted = Programs(_counted.compiled + compiled, _counted.cached + cached, _counted.seconds + seconds)
 
 
-def _on_duration(event: str, seconds: float, **_: Any) -> None:
+def _on_duration(event: str, duration_secs: float, **_: Any) -> None:
     if event == "/jax/core/compile/backend_compile_duration":  # also of a program that is in the cache
-        _count(compiled=1, seconds=seconds)
+        _count(compiled=1, seconds=duration_secs)
 
 
 def _on_event(event: str, **_: Any) -> None:
