@@ -219,8 +219,8 @@ class Peer:
             return tokens(read.tokens, read.lengths)
 
         def batch(number: int) -> Any:
-            arrays, *_ = ours.run._on_host(number)
-            return Batch(tokens(*arrays[:2]), tokens(*arrays[2:4]))
+            made = ours.run._on_host(number)
+            return Batch(tokens(made.tokens, made.lengths), tokens(made.targets, made.target_lengths))
 
         run, self.batch, dtype = ours.run, batch, getattr(torch, dtype)
         model = args.model or default_model()

@@ -23,11 +23,12 @@ if __name__ == "__main__":
     compile_for_tpus()
 
 from jaxretr import config as configuration
-from jaxretr.training.plan.compiled_facts import KnownPrograms
 from jaxretr.training.plan.requirements import GIB, Plan, plan
 from jaxretr.training.plan.topologies import topology
 
 if TYPE_CHECKING:
+    from known_programs import KnownPrograms  # pyright: ignore[reportMissingImports]
+
     from jaxretr.config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -113,7 +114,7 @@ def plan_system(
     config: "Config",
     slice_name: str,
     programs: Sequence[str],
-    known: KnownPrograms,
+    known: "KnownPrograms",
     chips: int | None = None,
 ) -> Plan:
     """Plans one system on one slice.
@@ -130,7 +131,7 @@ def plan_system(
     if chips is not None:
         used = devices.devices[: chips * devices.per_chip]
         devices = devices._replace(devices=used, chips=chips, name=f"{chips} of {slice_name}")
-    return plan(config, devices, (SYSTEMS | ENCODERS | OTHERS)[name].passages, programs=programs, known=known)
+    return plan(config, devices, (SYSTEMS | ENCODERS | OTHERS)[name].passages, programs=programs, facts_of=known.facts)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -170,6 +171,8 @@ HEAD = (
 
 
 def main() -> None:
+    from known_programs import KnownPrograms  # pyright: ignore[reportMissingImports] # This file also runs by runpy.
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS or OTHERS (default: %(default)s)")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")

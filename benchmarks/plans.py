@@ -18,10 +18,10 @@ from jaxretr.runtime.parallel.tpu_environment import compile_for_tpus
 if __name__ == "__main__":
     compile_for_tpus()
 
+from known_programs import KnownPrograms  # pyright: ignore[reportMissingImports]
 from plan_table import SYSTEMS, config_of, plan_system  # pyright: ignore[reportMissingImports]
 
 from jaxretr.runtime.errors import UserError
-from jaxretr.training.plan.compiled_facts import KnownPrograms
 from jaxretr.training.plan.requirements import GIB, Plan
 
 BEFORE = Path(__file__).parents[1] / "docs/results/plans_before.json"

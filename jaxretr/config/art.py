@@ -9,6 +9,7 @@ from jaxretr.config.models import Encoder, Joint, Scorer
 from jaxretr.config.run import Config
 from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,19 @@ class Art:
     """Passages that the training step embeds at once on each device, or as many tokens of questions: memory, not
     mathematics."""
 
+    @property
+    def given(self) -> int:
+        """Judged positives and hard negatives that are added to a question's passages in a step."""
+        return self.positives + self.hard_negatives
+
+    def check(self) -> None:
+        """Raise UsageError for numbers of passages that no run can have."""
+        for name in ("top_k", "positives", "hard_negatives", "uniform"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"art.{name}={getattr(self, name)}: must be at least 0")
+        if self.top_k + self.given + self.uniform < 2:
+            raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArtConfig(Config):
@@ -69,3 +83,17 @@ class ArtConfig(Config):
     index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
     index_aware: IndexAware = field(default_factory=IndexAware)
     table: ScoreTable = field(default_factory=ScoreTable)
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other; raises UsageError, which names the setting."""
+        super().check()
+        if self.typos.multi_positive or self.typos.passage_self_teaching_weight:
+            raise UsageError(
+                "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
+                "leave them out"
+            )
+        if bool(self.art.given) != (self.data.judged is not None):
+            raise UsageError(
+                "art.positives and art.hard_negatives are drawn from data.judged; set data.judged=FILE with one of them, or "
+                "none of the three"
+            )

@@ -9,6 +9,7 @@ from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.models import Encoder, Joint
 from jaxretr.config.run import Config
 from jaxretr.config.typos import Typos
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,16 @@ class Negatives:
     question itself, as a passage, never is, whatever this setting."""
     mask_duplicates: bool = True
     """Never use a passage with the same title and text as a question's positive in the batch as its negative."""
+
+    def check(self) -> None:
+        """Raise UsageError for numbers of negatives that no run can have."""
+        for name in ("static", "mined", "retrieved"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"negatives.{name}={getattr(self, name)}: must be at least 0")
+        if not 1 <= self.first_rank <= self.last_rank:
+            raise UsageError(
+                f"negatives.first_rank={self.first_rank} and last_rank={self.last_rank}: ranks count from 1 upwards"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,3 +126,22 @@ class ContrastiveConfig(Config):
     index: LiveIndex = field(default_factory=LiveIndex)
     index_aware: IndexAware = field(default_factory=IndexAware)
     validation: Validation = field(default_factory=Validation)
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        super().check()
+        negatives, contrastive = self.negatives, self.contrastive
+        if bool(negatives.mined) != (self.data.mined is not None):
+            raise UsageError("negatives.mined and data.mined go together; set both, or neither")
+        if contrastive.chunk < 1 or contrastive.max_positives < 1:
+            raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
+        if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:
+            raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
+        if self.distillation.loss == "none" and self.distillation.contrastive_weight == 0:
+            raise UsageError(
+                "distillation.contrastive_weight=0 leaves no loss; set distillation.loss, or another weight"
+            )
+        if self.typos.multi_positive and not contrastive.symmetric:
+            raise UsageError(
+                "typos.multi_positive is about the passages' side of the loss; set contrastive.symmetric as well"
+            )

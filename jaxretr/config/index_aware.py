@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxretr.runtime.errors import UsageError
+
 
 @dataclass(frozen=True)
 class IndexAware:
@@ -29,3 +31,24 @@ class IndexAware:
     """Steps between two fits of the centres to passages that are encoded with the current weights (product)."""
     sample: int = 4096
     """Passages of the corpus that such a fit encodes, or all of a smaller corpus (product)."""
+
+    def check(self) -> None:
+        """Raise UsageError for settings that do not define a quantiser, or that nothing would read."""
+        if self.kind == "none":
+            if self != IndexAware():
+                raise UsageError("index_aware: has settings but no kind; set index_aware.kind=int8 or product")
+            return
+        if not 0 < self.weight <= 1:
+            raise UsageError(f"index_aware.weight={self.weight}: must be above 0 and at most 1")
+        if self.commitment < 0:
+            raise UsageError(f"index_aware.commitment={self.commitment}: must be at least 0")
+        if self.kind == "int8":
+            return
+        if not 2 <= self.centres <= 256:
+            raise UsageError(f"index_aware.centres={self.centres}: must be from 2 to 256, the values of a byte")
+        if self.block < 1 or self.relearn_every < 1:
+            raise UsageError("index_aware.block and index_aware.relearn_every must be at least 1")
+        if self.sample < self.centres:
+            raise UsageError(
+                f"index_aware.sample={self.sample}: is too few to fit {self.centres} centres; give {self.centres} or more"
+            )

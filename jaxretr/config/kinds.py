@@ -37,13 +37,7 @@ def check_numbers(config: Config) -> None:
         raise UsageError(
             f"train.best_metric={metric}: no metric of an evaluation{hint or ', such as mrr@10'}; set train.best_metric"
         )
-    for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
-        if (value := getattr(config.train, name)) < 1:
-            raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
-    if config.train.stop_factor is not None and not config.train.stop_factor > 1:
-        raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set train.stop_factor")
-    if isinstance(config, ArtConfig | ContrastiveConfig):
-        config.index.check()
+    config.check_sections()
     if config.mesh.shard_parameters and not isinstance(config, ArtConfig | ContrastiveConfig):
         raise UsageError(
             "mesh.shard_parameters: only art and contrastive runs can split their parameters; leave it out, or split with "
@@ -54,14 +48,6 @@ def check_numbers(config: Config) -> None:
             "train.suites: only art and contrastive runs evaluate on collections; leave it out, and measure the model with "
             "jaxretr evaluate --suite"
         )
-    if isinstance(config, ArtConfig) and config.table.capacity < 0:
-        raise UsageError(f"table.capacity={config.table.capacity}: must be at least 0; set table.capacity")
-    if isinstance(config, ArtConfig) and config.table.path is not None and not config.table.capacity:
-        raise UsageError(
-            "table.path fills the table, and table.capacity=0 keeps none; set table.capacity, or leave it out"
-        )
-    if config.train.seed < 0:
-        raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set train.seed")
 
 
 def _numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ from jaxretr.config.choices import Dtype
 from jaxretr.config.data import PretrainData
 from jaxretr.config.models import BertShape, T5Shape
 from jaxretr.config.run import Config
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +90,15 @@ class PassageLmConfig(Config):
     """Weight of such a cross-entropy, in predicted tokens: it counts as much as so many of them."""
     dtype: Dtype = "float32"
     """Floating-point type of the matmuls' operands."""
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        super().check()
+        if self.ranked_questions and self.data.pairs is None:
+            raise UsageError("ranked_questions takes questions from data.pairs; set data.pairs=FOLDER as well")
+        if self.ranked_questions and not 2 <= self.ranked_passages <= self.ranked_depth:
+            raise UsageError(
+                f"ranked_passages={self.ranked_passages}: from 2 to ranked_depth ({self.ranked_depth}) can be drawn"
+            )
+        if not self.ranked_temperature > 0:
+            raise UsageError(f"ranked_temperature={self.ranked_temperature}: must be above 0")

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxretr.config.data import ExampleData
 from jaxretr.config.models import PairEncoder
 from jaxretr.config.run import Config
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,21 @@ class PairNegatives:
         """Negatives of each question, of all kinds together."""
         return self.static + self.mined + self.bm25 + self.random
 
+    def check(self) -> None:
+        """Refuse numbers of negatives that no run can have."""
+        for name in ("static", "mined", "bm25", "random"):
+            if (value := getattr(self, name)) < 0:
+                raise UsageError(f"negatives.{name}={value}: must be at least 0")
+        if not self.count:
+            raise UsageError(
+                "negatives: a cross-encoder needs some for each question; set negatives.bm25, negatives.random, "
+                "negatives.static or negatives.mined"
+            )
+        if not 1 <= self.first_rank <= self.last_rank:
+            raise UsageError(
+                f"negatives.first_rank={self.first_rank} and last_rank={self.last_rank}: ranks count from 1 upwards"
+            )
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -66,3 +82,19 @@ class RerankerConfig(Config):
     encoder: PairEncoder
     negatives: PairNegatives = field(default_factory=PairNegatives)
     ranking: Ranking = field(default_factory=Ranking)
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        super().check()
+        if bool(self.negatives.mined) != (self.data.mined is not None):
+            raise UsageError("negatives.mined and data.mined go together; set both, or neither")
+        if self.ranking.chunk < 1 or self.data.dev_depth < 1:
+            raise UsageError("ranking.chunk and data.dev_depth must be at least 1")
+        if not self.ranking.positive_weight > 0:
+            raise UsageError(f"ranking.positive_weight={self.ranking.positive_weight}: must be above 0")
+        if self.ranking.positive_weight != 1 and self.ranking.loss != "binary":
+            raise UsageError("ranking.positive_weight is of the binary loss; leave it out, or set ranking.loss=binary")
+        if not 0 <= self.encoder.dropout < 1:
+            raise UsageError(f"encoder.dropout={self.encoder.dropout}: must be from 0 to below 1")
+        if self.data.dev_run is not None and not self.data.has_dev_questions:
+            raise UsageError("data.dev_run ranks the dev questions' passages; set data.dev_questions as well")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from jaxretr.config.choices import TrackerName
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ class Train:
     """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always
     stops."""
 
+    def check(self) -> None:
+        """Raise UsageError for numbers that no run can have."""
+        for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"train.{name}={value}: must be at least 1; set train.{name}")
+        if self.stop_factor is not None and not self.stop_factor > 1:
+            raise UsageError(f"train.stop_factor={self.stop_factor}: must be above 1; set train.stop_factor")
+        if self.seed < 0:
+            raise UsageError(f"train.seed={self.seed}: must be at least 0; set train.seed")
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -92,3 +103,13 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     mesh: Mesh = field(default_factory=Mesh)
     tracking: Tracking = field(default_factory=Tracking)
+
+    def check_sections(self) -> None:
+        """Refuse settings that contradict others of their section; raises UsageError, which names the setting."""
+        for section in vars(self).values():
+            if hasattr(section, "check"):
+                section.check()
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other; raises UsageError, which names the setting."""
+        self.check_sections()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxretr.config.choices import Replacement
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,12 @@ class ScoreTable:
     path: str | None = None
     """A file of scores to begin with, as `jaxretr mine scores` or `jaxretr score` writes it: the same teacher's, of the
     same questions and passages, by their ids."""
+
+    def check(self) -> None:
+        """Raise UsageError for a capacity that no table can have, and for scores without a table."""
+        if self.capacity < 0:
+            raise UsageError(f"table.capacity={self.capacity}: must be at least 0; set table.capacity")
+        if self.path is not None and not self.capacity:
+            raise UsageError(
+                "table.path fills the table, and table.capacity=0 keeps none; set table.capacity, or leave it out"
+            )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxretr.config.choices import Keyboard, TypoProfile
+from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,21 @@ class Typos:
     def active(self) -> bool:
         """Whether anything is misspelt at all."""
         return self.forms > 0 or self.augmentation > 0
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.variants < 1 or self.pre_drawn < 0:
+            raise UsageError(
+                f"typos.variants={self.variants} and typos.pre_drawn={self.pre_drawn}: must be at least 1 and 0"
+            )
+        if not 0 <= self.augmentation <= 1:
+            raise UsageError(f"typos.augmentation={self.augmentation}: is a chance, from 0 to 1")
+        if self.variants > 1 and not self.forms:
+            raise UsageError(f"typos.variants={self.variants}: no term reads them; set one of the weights of typos")
+        if not self.active and self.pre_drawn:
+            raise UsageError(f"typos.pre_drawn={self.pre_drawn}: no term reads them; set one of the weights of typos")
+        needed = self.forms + (self.augmentation > 0)
+        if self.pre_drawn and self.pre_drawn < needed:
+            raise UsageError(f"typos.pre_drawn={self.pre_drawn}: a step reads {needed} of a question; draw as many")
+        if self.clean_weight != 1 and not self.forms:
+            raise UsageError("typos.clean_weight weighs the objective against terms for typos; set one of these")

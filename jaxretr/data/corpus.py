@@ -99,6 +99,10 @@ class Corpus:
             )
         return Corpus([*self.ids, *other.ids], [*self.titles, *other.titles], [*self.texts, *other.texts])
 
+    def first(self, count: int) -> "Corpus":
+        """Return the first passages."""
+        return Corpus(self.ids[:count], self.titles[:count], self.texts[:count])
+
     def __repr__(self) -> str:
         return f"Corpus({len(self)} passages)"
 

@@ -55,6 +55,9 @@ class PairScorer:
 
     Attributes:
       teacher: constants of the compiled programs.
+      passage_length: largest number of ids of a passage in a row of its own.
+      question_length: largest number of ids of a question in a row of its own.
+      passage_form, question_form: texts around a passage and a question, in the form of `bare_passage`.
       source: path or name that it was loaded from; None if it was not loaded.
       truncated: number of pairs that the last call of `score` cut.
     """
@@ -85,7 +88,9 @@ class PairScorer:
             raise UsageError(f"max_length={texts.frame.max_length}: leaves no room for question and passage; raise it")
         self.config, self.params, self.tokenizer, self.texts = config, params, tokenizer, texts
         self.teacher = PairTeacher(config, texts.frame)
-        self.max_question_length = min(max_question_length, texts.frame.room)
+        self.max_question_length = self.question_length = min(max_question_length, texts.frame.room)
+        self.passage_length = texts.frame.room
+        self.passage_form, self.question_form = texts.passage_form, texts.question_form
         self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
         self.source: str | None = None
         self.truncated = 0
@@ -102,30 +107,6 @@ class PairScorer:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
         return {**self.__dict__, "params": jax.device_get(self.params), "_engine": None}
-
-    # ---- as a teacher in a compiled step -----------------------------------------------------------------------------
-
-    @property
-    def passage_length(self) -> int:
-        """Largest number of ids of a passage in a row of its own."""
-        return self.texts.frame.room
-
-    @property
-    def question_length(self) -> int:
-        """Largest number of ids of a question in a row of its own."""
-        return self.max_question_length
-
-    @property
-    def passage_form(self) -> str:
-        """Text around a passage, in the form of `bare_passage`."""
-        return self.texts.passage_form
-
-    @property
-    def question_form(self) -> str:
-        """Text around a question, in the form of `bare_question`."""
-        return self.texts.question_form
-
-    # ---- as a user calls it ------------------------------------------------------------------------------------------
 
     def score(
         self,

@@ -43,6 +43,7 @@ class QuestionScorer:
       source: path or name that it was loaded from; None if it was not loaded.
       teacher: constants of the compiled programs.
       passage_length: number of tokens that the instruction leaves to a passage.
+      question_length: largest number of ids of a question in a row of its own.
     """
 
     passage_template: ClassVar[Template] = Template.SCORER_PASSAGE
@@ -63,7 +64,7 @@ class QuestionScorer:
         self.config, self.params, self.tokenizer = config, params, tokenizer
         self.prompt = Prompt.of(tokenizer)
         self.max_length, self.max_question_length, self.dtype = max_length, max_question_length, dtype
-        self.passage_length = passage_length(self.prompt, max_length)
+        self.passage_length, self.question_length = passage_length(self.prompt, max_length), max_question_length
         self.teacher = T5Teacher(config, self.prompt)
         self.source: str | None = None
 
@@ -111,11 +112,6 @@ class QuestionScorer:
         )
         scorer.source = str(path_or_name)
         return scorer
-
-    @property
-    def question_length(self) -> int:
-        """Largest number of ids of a question in a row of its own."""
-        return self.max_question_length
 
     def fingerprint(self) -> str:
         """Return a sha256 (hexadecimal) over all that decides scores: shape, weights, tokenizer, lengths, dtype."""

@@ -117,7 +117,17 @@ def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
     Raises:
       UserError: a model whose shape is not known, or settings that contradict each other.
     """
+    config.check()
     return _recipe(config).outline(config, mesh, size)
+
+
+def check_batch(config: Config, mesh: Mesh) -> None:
+    """Raise UsageError for a batch that does not divide over the devices."""
+    if config.train.batch_size % mesh.shape[DATA]:
+        raise UsageError(
+            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
+            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
+        )
 
 
 def _recipe(config: Config) -> Any:
@@ -224,11 +234,7 @@ def _train(
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
     agree("the beginning", {**program_facts(), **sections, "workdir": str(folder)})
     mesh = make_mesh(model=config.mesh.model)
-    if config.train.batch_size % mesh.shape[DATA]:
-        raise UsageError(
-            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
-            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
-        )
+    check_batch(config, mesh)
     writes, workdir = jax.process_index() == 0, folder.local
     claim(workdir, config, writes)
     if writes:

@@ -15,7 +15,6 @@ from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.runtime.errors import UsageError, UserError
-from jaxretr.training.runs.contrastive import check
 from jaxretr.training.runs.example_draws import ExampleDraws, known_contents
 
 PASSAGES = Corpus([str(i) for i in range(12)], [""] * 12, [f"text {min(i, 10)}" for i in range(12)])  # 11 copies 10
@@ -158,7 +157,7 @@ def test_the_teachers_scores_follow_the_drawn_passages() -> None:
 )
 def test_contradicting_settings_are_refused(changes: dict[str, dict[str, Any]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check(settings(**changes))
+        settings(**changes).check()
 
 
 def test_missing_negatives_and_scores_are_refused() -> None:

@@ -1,7 +1,11 @@
-"""Teachers that score passages inside a compiled step: a T5, a cross-encoder or a causal language model."""
+"""Teachers that score passages inside a compiled step: a T5, a cross-encoder or a causal language model.
+
+They are constants while a program is compiled, hashable. The rows that a teacher's encoder reads are passages for a T5, and
+pairs of question and passage for the others.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -14,29 +18,23 @@ from jaxretr.models.scorers.pair_frame import PairFrame
 from jaxretr.models.scorers.t5_scorer import Prompt
 
 
-class Teacher(Protocol):
-    """Constants of a scorer while a program is compiled; hashable.
+@dataclass(frozen=True)
+class T5Teacher:
+    """A T5 that scores by mean log p(question token | passage), ART's own teacher: it reads a passage once for all of its
+    questions."""
 
-    Its rows are the input of its encoder: a T5's are passages, others' are pairs of question and passage.
-    """
+    config: T5Config
+    prompt: Prompt
 
     def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
         """Return the real tokens of rows, int32 [...], by those of passages and questions, numpy's or JAX's."""
-        ...
+        return passage_lengths + self.prompt.size
 
     def longest_row(self, passage_width: int, question_width: int) -> int:
         """Return the largest number of tokens of a row of a passage and a question with at most so many tokens."""
-        ...
+        return passage_width + self.prompt.size
 
-    def abstract_params(self) -> Params:
-        """Return the shapes of the parameters, as ShapeDtypeStructs of float32."""
-        ...
-
-
-class SharingTeacher(Teacher, Protocol):
-    """A teacher that reads a passage once for all of its questions."""
-
-    def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> Any:
+    def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> PassagesRead:
         """Read passages.
 
         Args:
@@ -45,14 +43,19 @@ class SharingTeacher(Teacher, Protocol):
           lengths: int32 [E].
           width: length that no row exceeds.
           dtype: type of the matmuls' operands.
-
-        Returns:
-          Any tree of arrays.
         """
-        ...
+        passages = passages[:, : width - self.prompt.size]
+        return t5_scorer.read_passages(self.config, self.prompt, params, passages, lengths, dtype=dtype)
 
     def score(
-        self, params: Params, read: Any, of: jax.Array, questions: jax.Array, lengths: jax.Array, *, dtype: Any
+        self,
+        params: Params,
+        read: PassagesRead,
+        of: jax.Array,
+        questions: jax.Array,
+        lengths: jax.Array,
+        *,
+        dtype: Any,
     ) -> jax.Array:
         """Score n questions, each against one of the passages that were read.
 
@@ -67,39 +70,10 @@ class SharingTeacher(Teacher, Protocol):
         Returns:
           float32 [n]; higher is better.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class T5Teacher:
-    """A T5 that scores by mean log p(question token | passage): ART's own teacher."""
-
-    config: T5Config
-    prompt: Prompt
-
-    def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
-        return passage_lengths + self.prompt.size
-
-    def longest_row(self, passage_width: int, question_width: int) -> int:
-        return passage_width + self.prompt.size
-
-    def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> PassagesRead:
-        passages = passages[:, : width - self.prompt.size]
-        return t5_scorer.read_passages(self.config, self.prompt, params, passages, lengths, dtype=dtype)
-
-    def score(
-        self,
-        params: Params,
-        read: PassagesRead,
-        of: jax.Array,
-        questions: jax.Array,
-        lengths: jax.Array,
-        *,
-        dtype: Any,
-    ) -> jax.Array:
         return t5_scorer.score_questions(self.config, params, read, of, questions, lengths, dtype=dtype)
 
     def abstract_params(self) -> Params:
+        """Return the shapes of the parameters, as ShapeDtypeStructs of float32."""
         return define(lambda rngs: T5Model(self.config, rngs=rngs))[1]
 
 
@@ -157,3 +131,6 @@ class PairTeacher:
         if isinstance(self.config, CrossEncoderConfig):
             return cross_encoder.abstract_params(self.config)
         return causal_lm.abstract_params(self.config)
+
+
+Teacher = T5Teacher | PairTeacher

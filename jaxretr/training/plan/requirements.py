@@ -6,18 +6,17 @@ No weights, no data and no corpus come near a device: all arguments are shapes (
 import dataclasses
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, RerankerConfig, check_numbers
-from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
-from jaxretr.training.loop import outline
-from jaxretr.training.plan.compiled_facts import CollectivePlan, KnownPrograms
+from jaxretr.training.loop import check_batch, outline
+from jaxretr.training.plan.compiled_facts import CollectivePlan, CompiledFacts, compile_facts
 from jaxretr.training.plan.topologies import CHIPS, Devices, at_hand
 from jaxretr.training.plan.topologies import topology as slice_of_tpus
 from jaxretr.training.runs.corpus_sizes import CorpusSize, corpus_size
@@ -149,7 +148,7 @@ def plan(
     passages: int | CorpusSize | None = None,
     *,
     programs: Collection[str] = (),
-    known: KnownPrograms | None = None,
+    facts_of: Callable[[Any, dict[str, Any] | None, str], CompiledFacts] = compile_facts,
 ) -> Plan:
     """Compile the programs of a run without running them, and measure them.
 
@@ -160,7 +159,7 @@ def plan(
         devices at hand.
       passages: size of the corpus; None: counted in its files, or known from their names.
       programs: names of the programs to compile; all by default.
-      known: programs that need not be compiled again.
+      facts_of: function (lowered program, compiler's options, name of the devices) that compiles, or knows the result.
 
     Raises:
       UsageError: a batch or a `mesh.model` that does not divide over the devices.
@@ -170,19 +169,14 @@ def plan(
     size = passages if isinstance(passages, CorpusSize) else corpus_size(config, passages)
     devices = slice_of_tpus(topology) if isinstance(topology, str) else topology or at_hand()
     mesh = make_mesh(devices.devices, model=config.mesh.model)
-    if config.train.batch_size % mesh.shape[DATA]:
-        raise UsageError(
-            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
-            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
-        )
+    check_batch(config, mesh)
     run = outline(config, mesh, size)
     chosen = [program for program in run.programs if not programs or program.name in programs]
     chip = None if devices.chip is None else CHIPS[devices.chip]
     capacity = _limit(devices) if chip is None else int(chip.usable_gib * GIB) // devices.per_chip
     tflops = None if chip is None else chip.tflops / devices.per_chip
     name = devices.name or f"{len(devices.devices)} x {devices.devices[0].device_kind}"
-    known = known or KnownPrograms()
-    compiled = tuple(_program(program, run, devices, name, capacity, tflops, known) for program in chosen)
+    compiled = tuple(_program(program, run, devices, name, capacity, tflops, facts_of) for program in chosen)
     return Plan(
         config=config.name,
         passages=size.passages,
@@ -216,7 +210,7 @@ def _program(
     target: str,
     capacity: int | None,
     tflops: float | None,
-    known: KnownPrograms,
+    facts_of: Callable[[Any, dict[str, Any] | None, str], CompiledFacts],
 ) -> ProgramPlan:
     groups = _sizes(program.groups)
     # A program may read only part of a group: a refresh reads the encoder's tokens of the corpus, not the scorer's.
@@ -227,7 +221,7 @@ def _program(
     seconds = None if tflops is None else flops / (len(devices.devices) * tflops * 1e12)
     log.info("compiling %s for %d devices", program.name, len(devices.devices))
     options = {"tpu": TPU_OPTIONS, "cpu": CPU_OPTIONS}.get(devices.devices[0].platform, GPU_OPTIONS)
-    facts = known.facts(traced.lower(), options, target)
+    facts = facts_of(traced.lower(), options, target)
     # The compiled program lacks arguments that it does not read (in a refresh, the questions' tower); the run holds
     # them all the same.
     unread = 0 if facts.arguments is None else max(0, sum(groups.values()) - facts.arguments)

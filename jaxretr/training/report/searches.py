@@ -17,7 +17,6 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import HeldNotes
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.runs.art_texts import read_art_texts
-from jaxretr.training.runs.contrastive import evaluated_on
 from jaxretr.training.runs.encoder_start import JointModel, load_model
 from jaxretr.training.runs.run_examples import read_run_examples
 from jaxretr.training.runs.run_inputs import missing_files
@@ -40,7 +39,8 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
             corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
         with _inputs_of(run):
-            judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
+            examples = read_run_examples(run.config)
+            judged, corpus = examples.evaluated_on(run.config.data, examples.corpus_rows)
     else:
         return None
     if judged is None:

@@ -1,8 +1,9 @@
 """The compiled programs of a run that searches a corpus: those of a run with its data, and those of a plan."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from jaxretr.config import ArtConfig, ContrastiveConfig
@@ -26,9 +27,30 @@ from jaxretr.training.runs.outline import (
     token_shapes,
     training_step,
 )
-from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, abstract_train_state, evaluation_batch, initial_state
+from jaxretr.training.runs.whole_corpus import (
+    Model,
+    WholeCorpus,
+    abstract_train_state,
+    activation_bytes,
+    evaluation_batch,
+    initial_state,
+    splits,
+)
 from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
+from jaxretr.training.steps.score_table import TableState
+
+
+class RunState(NamedTuple):
+    """State that a run carries and saves; a resumed run searches the same index."""
+
+    train: TrainState
+    index: CorpusState | None
+    """The live index; None unless the step searches."""
+    table: TableState | None = None
+    """The teacher's scores; None where no scores are kept, and in checkpoints of older versions."""
+    refresh_every: jax.Array | None = None
+    """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class CorpusPrograms:
@@ -72,11 +94,14 @@ class CorpusPrograms:
         split = self.program.shard_parameters
         return initial_state(model.params, self.optimizer, self.mesh, self.frozen, split=split)
 
-    def abstract_state(self) -> TrainState:
-        """Return the shapes and shardings of the state."""
+    def abstract_state(self, empty_table: Callable[[], TableState] | None = None) -> RunState:
+        """Return the shapes and shardings of the first state, whose table of scores `empty_table` returns."""
         split = self.program.shard_parameters
-        state = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return self.codes.abstract(state)
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
+        train = self.codes.abstract(train, self.whole.passages)
+        if not self.program.searches:
+            return RunState(train, None)
+        return RunState(train, self.whole.abstract_index(), empty_table and jax.eval_shape(empty_table))
 
     # ---- a plan ------------------------------------------------------------------------------------------------------
 
@@ -143,3 +168,21 @@ class CorpusPrograms:
 
 def _weights(state: TrainState) -> dict[str, Any]:
     return {PARAMETERS: state.params, FROZEN: state.frozen}
+
+
+def index_settings(
+    config: ArtConfig | ContrastiveConfig, encoder: Any, corpus_rows: int, mesh: Mesh, passage_widths: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`."""
+    return {
+        "encoder": encoder,
+        "encoder_dtype": config.encoder.dtype,
+        "corpus_rows": corpus_rows,
+        "index": config.index,
+        "chunk": (config.art if isinstance(config, ArtConfig) else config.contrastive).chunk,
+        "activation_bytes": activation_bytes(config.encoder, mesh),
+        "seed": config.train.seed,
+        "shard_parameters": splits(config.mesh, encoder, mesh),
+        "index_aware": config.index_aware,
+        "passage_widths": passage_widths,
+    }

@@ -96,8 +96,8 @@ class Layout:
 
     def offsets(self, start: int, stop: int) -> np.ndarray:
         """Return the start of rows in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
-        there = np.arange(start, min(stop, len(self._offsets) - 1))
-        return (self._offsets[there] - self.bounds[there // self._rows]).astype(np.int32)
+        present = np.arange(start, min(stop, len(self._offsets) - 1))
+        return (self._offsets[present] - self.bounds[present // self._rows]).astype(np.int32)
 
 
 def _shapes(store: EstimatedRows, rows: int, mesh: Mesh) -> CorpusTokens:

@@ -53,7 +53,6 @@ class EmbeddingDistillationRun(LanguageModelRun):
     """Combines texts, the teacher's embeddings, model and step to a run."""
 
     def __init__(self, config: EmbeddingDistillationConfig, mesh: Mesh, workdir: Path):
-        self.settings = config
         folder = workdir / "data"
         data = TextData(config.data, "bert", Template.PASSAGE_PAIR, folder, config.data.max_length)
         data.training = _evenly(data.training, config.teacher_passages)
@@ -96,7 +95,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         note(log.info, "%d of the teacher's %d dimensions keep %.4f of the squared length", size, len(directions), kept)
         programs = distillation_programs(config, self.model, mesh)
         read = {"short texts": self.short.content, "teacher": passages.meta.model_fingerprint}
-        super().__init__(config, mesh, self._first_parameters, programs, self._batch, data, read)
+        super().__init__(config, mesh, programs, data, read)
 
     @staticmethod
     def outline(config: EmbeddingDistillationConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -127,19 +126,20 @@ class EmbeddingDistillationRun(LanguageModelRun):
         if jax.process_index() == 0:
             DualEncoder(self.model, {"shared": params}, self.data.tokenizer).save(folder)
 
-    def _first_parameters(self, seed: int) -> Params:
+    def first_parameters(self, seed: int) -> Params:
+        """Return an encoder whose words begin near the teacher's embeddings of them."""
         assert isinstance(self.model.backbone, BertConfig)  # as every new encoder is
         return {BACKBONE: static_start(self.model.backbone, self.of_pieces, seed)}
 
-    def _batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> DistillationBatch:
+    def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> DistillationBatch:
         """Return the batch of some passages, with short texts drawn in addition."""
         among = self.short_training if training else self.short_held_out
-        short = rng.choice(among, len(rows) * self.settings.short_texts)
+        short = rng.choice(among, len(rows) * self.config.short_texts)
         return DistillationBatch(
             TextsOfOneLength(
-                *self.data.store.select(rows, self.settings.data.max_length), self.of_passages[self.place[rows]]
+                *self.data.store.select(rows, self.config.data.max_length), self.of_passages[self.place[rows]]
             ),
-            TextsOfOneLength(*self.short.select(short, self.settings.short_length), self.of_short[short]),
+            TextsOfOneLength(*self.short.select(short, self.config.short_length), self.of_short[short]),
         )
 
 

@@ -246,10 +246,10 @@ class LexicalDraws:
         self.seed, self.contents, self.teachers = config.train.seed, contents, examples.teachers
         self.positives = 1
         self.static = config.negatives.static
-        there, ranks = (array.shape[1] for array in (self.teachers[0].positives, self.teachers[0].negatives))
-        self.ranks = there if config.data.teacher_positives is None else config.data.teacher_positives
-        if not 1 <= self.ranks <= there:
-            raise UsageError(f"data.teacher_positives={self.ranks}: {config.data.train} has 1 to {there} a query")
+        most, ranks = (array.shape[1] for array in (self.teachers[0].positives, self.teachers[0].negatives))
+        self.ranks = most if config.data.teacher_positives is None else config.data.teacher_positives
+        if not 1 <= self.ranks <= most:
+            raise UsageError(f"data.teacher_positives={self.ranks}: {config.data.train} has 1 to {most} a query")
         if self.static > ranks:
             raise UsageError(f"negatives.static={self.static}: {config.data.train} has {ranks} a query; lower it")
         if config.negatives.mined or config.contrastive.positives != "draw":
@@ -334,14 +334,14 @@ def as_training_set(examples: LexicalSet, corpus: Corpus) -> TrainingSet:
     count = len(examples.queries)
     positives = np.asarray(teacher.positives[:, 0], np.int32)
     negatives = np.asarray(teacher.negatives)
-    there = negatives != NO_PASSAGE
+    is_present = negatives != NO_PASSAGE
     texts: Sequence[str] = examples.queries[:count]
     return TrainingSet(
         questions=[Question(str(number), text, ()) for number, text in enumerate(texts)],
         passages=corpus,
         corpus_rows=len(corpus),
         positives=Ragged(np.arange(count + 1), positives),
-        negatives=Ragged(np.concatenate([[0], np.cumsum(there.sum(axis=1))]), negatives[there]),
+        negatives=Ragged(np.concatenate([[0], np.cumsum(is_present.sum(axis=1))]), negatives[is_present]),
         other_negatives=Ragged(np.zeros(count + 1, np.int64), np.empty(0, np.int32)),
         positive_scores=None,
         negative_scores=None,

@@ -8,29 +8,9 @@ from jaxretr.config import ArtConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import joined_by_text, text_key
 from jaxretr.data.training_set import Ragged, load_training_set
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.example_draws import draw_entries
-
-
-def places(config: ArtConfig) -> int:
-    """Return the number of judged positives and hard negatives that are added to a question's passages in a step.
-
-    Raises:
-      UsageError: numbers that no run can have, or numbers without a file that the passages are drawn from.
-    """
-    art = config.art
-    for name in ("top_k", "positives", "hard_negatives", "uniform"):
-        if getattr(art, name) < 0:
-            raise UsageError(f"art.{name}={getattr(art, name)}: must be at least 0")
-    if art.top_k + art.positives + art.hard_negatives + art.uniform < 2:
-        raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
-    if bool(art.positives + art.hard_negatives) != (config.data.judged is not None):
-        raise UsageError(
-            "art.positives and art.hard_negatives are drawn from data.judged; set data.judged=FILE with one of them, or "
-            "none of the three"
-        )
-    return art.positives + art.hard_negatives
 
 
 class GivenPassages:

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel import sharding
 from jaxretr.training.state import CorpusTokens, ProductCodes, TrainState
-from jaxretr.training.steps.index_aware import abstract_codes, make_learn
+from jaxretr.training.steps.index_aware import make_learn
 from jaxretr.training.steps.live_index import IndexProgram
 
 
@@ -38,15 +39,17 @@ class IndexCodes:
                 f"index_aware.centres={settings.centres}: {rows} passages are too few to fit them to; give at most {rows}"
             )
         self.every = settings.relearn_every
-        self._shapes: ProductCodes | None = None
-        if self.active:
-            shapes = abstract_codes(program.index_aware, program.encoder.embedding_size)
-            self._shapes = sharding.abstract(shapes, mesh, NamedSharding(mesh, sharding.REPLICATED))
         self.learn = make_learn(program, mesh, rows)
+        self._mesh = mesh
 
-    def abstract(self, train: TrainState) -> TrainState:
+    def abstract(self, train: TrainState, passages: CorpusTokens) -> TrainState:
         """Return the shapes of a state, with those of its codes."""
-        return dataclasses.replace(train, codes=self._shapes)
+        if not self.active:
+            return train
+        codes = jax.eval_shape(self.learn, train.weights, passages, None, train.step)
+        return dataclasses.replace(
+            train, codes=sharding.abstract(codes, self._mesh, NamedSharding(self._mesh, sharding.REPLICATED))
+        )
 
     def first(self, train: TrainState, passages: CorpusTokens) -> TrainState:
         """Return the state before the first step, with codes fitted from scratch."""

@@ -43,7 +43,6 @@ class MlmRun(LanguageModelRun):
     """Combines text, masking, model and step to a run."""
 
     def __init__(self, config: MlmConfig, mesh: Mesh, workdir: Path):
-        self.settings = config
         start = None if config.start is None else backbone_of(config.start)
         template = Template.PASSAGE_PAIR if start is None else Template(f"passage_{start.config.passage_template}")
         tokenizer = None if start is None else start.tokenizer
@@ -59,20 +58,9 @@ class MlmRun(LanguageModelRun):
         mask_id: Any = data.tokenizer.mask_token_id
         if mask_id is None:
             raise UserError(f"{config.start}: the tokenizer has no [MASK]; give the encoder's own tokenizer")
-        special = np.array(data.tokenizer.all_special_ids)
-
-        def batch(rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
-            return mask(
-                rng,
-                *random_windows(data.store, rows, config.data.max_length, rng),
-                rate=config.mask_rate,
-                mask_id=mask_id,
-                special=special,
-                vocab_size=len(data.tokenizer),
-            )
-
+        self.mask_id, self.special = mask_id, np.array(data.tokenizer.all_special_ids)
         programs, read = mlm_programs(config, self.bert, mesh), {"encoder": fingerprint([self.start, self.start_head])}
-        super().__init__(config, mesh, self._first_parameters, programs, batch, data, read)
+        super().__init__(config, mesh, programs, data, read)
 
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -89,7 +77,18 @@ class MlmRun(LanguageModelRun):
 
         return mlm_programs(config, bert, mesh).outline(config, config.data.held_out, batch)
 
-    def _first_parameters(self, seed: int) -> Params:
+    def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
+        """Mask random windows of the rows."""
+        return mask(
+            rng,
+            *random_windows(self.data.store, rows, self.config.data.max_length, rng),
+            rate=self.config.mask_rate,
+            mask_id=self.mask_id,
+            special=self.special,
+            vocab_size=len(self.data.tokenizer),
+        )
+
+    def first_parameters(self, seed: int) -> Params:
         """Return the parameters of a new encoder, or of `start`; a head that `start` lacks is drawn."""
         if self.start is None:
             assert isinstance(self.bert, BertConfig)  # as every new encoder is
@@ -99,13 +98,13 @@ class MlmRun(LanguageModelRun):
     def init(self) -> TrainState:
         """Return the state before the first step; a new head has been trained by then, with the encoder frozen."""
         state = super().init()
-        steps = self.settings.head_warmup if self.start is not None and self.start_head is None else 0
+        steps = self.config.head_warmup if self.start is not None and self.start_head is None else 0
         if not steps:
             return state
-        log.info("%s: no head of masked language modelling; training one for %d steps", self.settings.start, steps)
-        rates = Optimizer(learning_rate=self.settings.head_learning_rate, weight_decay=0.0, warmup=0.05, final=0.05)
+        log.info("%s: no head of masked language modelling; training one for %d steps", self.config.start, steps)
+        rates = Optimizer(learning_rate=self.config.head_learning_rate, weight_decay=0.0, warmup=0.05, final=0.05)
         config = dataclasses.replace(
-            self.settings, optimizer=rates, train=dataclasses.replace(self.settings.train, steps=steps)
+            self.config, optimizer=rates, train=dataclasses.replace(self.config.train, steps=steps)
         )
         programs = mlm_programs(config, self.bert, self.mesh)
         kept = {"bert": state.params["bert"]}

@@ -11,7 +11,6 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.training_set import Ragged
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.losses.contrastive import NO_PASSAGE
-from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.example_draws import draw_entries
 from jaxretr.training.runs.run_examples import RunExamples
@@ -33,18 +32,13 @@ class PairDraws:
           negatives: number of negatives of each kind.
           seed: seed of the run.
         """
-        check(negatives)
         self.examples, self.negatives, self.seed = examples, negatives, seed
         # A training file's own passages where there is no corpus.
         self.searched = examples.corpus_rows or len(examples.passages)
         self._ranked = None
         if negatives.bm25:
-            ids, titles, texts = (
-                column[: self.searched]
-                for column in (examples.passages.ids, examples.passages.titles, examples.passages.texts)
-            )
             log.info("BM25 ranks %d passages for %d questions", self.searched, len(examples.texts))
-            found = first_ranks(Corpus(ids, titles, texts), examples.texts, negatives.last_rank)
+            found = first_ranks(examples.passages.first(self.searched), examples.texts, negatives.last_rank)
             kept = [rows[negatives.first_rank - 1 :] for rows in found]
             offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])])
             self._ranked = Ragged(offsets, np.concatenate(kept).astype(np.int32))
@@ -95,19 +89,3 @@ def first_ranks(corpus: Corpus, questions: Sequence[str], depth: int) -> list[np
     """Return BM25's first rows of a corpus for each question, best first; fewer if fewer passages share its words."""
     _, rows = Bm25Index.build(corpus).search(questions, min(depth, len(corpus)), threads=os.cpu_count() or 1)
     return [found[found >= 0] for found in rows]
-
-
-def check(negatives: PairNegatives) -> None:
-    """Refuse numbers of negatives that no run can have."""
-    for name in ("static", "mined", "bm25", "random"):
-        if (value := getattr(negatives, name)) < 0:
-            raise UsageError(f"negatives.{name}={value}: must be at least 0")
-    if not negatives.count:
-        raise UsageError(
-            "negatives: a cross-encoder needs some for each question; set negatives.bm25, negatives.random, "
-            "negatives.static or negatives.mined"
-        )
-    if not 1 <= negatives.first_rank <= negatives.last_rank:
-        raise UsageError(
-            f"negatives.first_rank={negatives.first_rank} and last_rank={negatives.last_rank}: ranks count from 1 upwards"
-        )

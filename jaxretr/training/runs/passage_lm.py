@@ -21,7 +21,7 @@ from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.starts import copying_start
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.training.runs.corpus_sizes import CorpusSize
@@ -41,7 +41,7 @@ class PassageLmRun(LanguageModelRun):
     """Combines text, targets, model and step to a run."""
 
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
-        check(config)
+        config.check()
         start = None if config.start is None else QuestionScorer.from_pretrained(config.start)
         tokenizer = None if start is None else start.tokenizer
         data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length, tokenizer)
@@ -49,12 +49,17 @@ class PassageLmRun(LanguageModelRun):
         self.start = None if start is None else start.params
         check_cpu_devices(mesh, max(self.t5.d_model, self.t5.d_ff))
         programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
-        examples = Examples(config, data)
-        pairs = [examples.pairs, examples.questions, examples.question_lengths]
+        self.examples = Examples(config, data)
+        pairs = [self.examples.pairs, self.examples.questions, self.examples.question_lengths]
         read = {"encoder": fingerprint(self.start), "pairs": fingerprint(pairs)}
-        super().__init__(config, mesh, self._first_parameters, programs, examples.batch, data, read)
+        super().__init__(config, mesh, programs, data, read)
 
-    def _first_parameters(self, seed: int) -> Params:
+    def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:
+        """See `Examples.batch`."""
+        return self.examples.batch(rows, rng, training)
+
+    def first_parameters(self, seed: int) -> Params:
+        """Return the parameters that the run starts from, or those of a new T5 that can already copy."""
         return copying_start(self.t5, seed) if self.start is None else self.start
 
     @staticmethod
@@ -86,18 +91,6 @@ class PassageLmRun(LanguageModelRun):
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
-
-
-def check(config: PassageLmConfig) -> None:
-    """Refuse settings that contradict each other."""
-    if config.ranked_questions and config.data.pairs is None:
-        raise UsageError("ranked_questions takes questions from data.pairs; set data.pairs=FOLDER as well")
-    if config.ranked_questions and not 2 <= config.ranked_passages <= config.ranked_depth:
-        raise UsageError(
-            f"ranked_passages={config.ranked_passages}: from 2 to ranked_depth ({config.ranked_depth}) can be drawn"
-        )
-    if not config.ranked_temperature > 0:
-        raise UsageError(f"ranked_temperature={config.ranked_temperature}: must be above 0")
 
 
 def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxretr.config import ContrastiveConfig, ContrastiveData
+from jaxretr.config import ContrastiveConfig, ContrastiveData, ExampleData
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.held_out import held_out
@@ -17,6 +17,7 @@ from jaxretr.data.source import source_of
 from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.runtime.errors import UsageError
 from jaxretr.training.runs.example_draws import Draws, ExampleDraws, LexicalDraws, as_training_set, open_lexical_set
+from jaxretr.training.runs.whole_corpus import Judged, dev_questions
 
 
 class RunExamples(NamedTuple):
@@ -34,6 +35,19 @@ class RunExamples(NamedTuple):
     """Number of passages, from the first, that are the corpus."""
     contents: np.ndarray
     """First row with the same title and text as each passage, int32 [N]."""
+
+    def evaluated_on(self, data: ExampleData, rows: int) -> tuple[Judged | None, Corpus]:
+        """Return the dev questions of a run, None if it has none, and the passages that are searched for them.
+
+        Args:
+          data: the config's section.
+          rows: number of passages, from the first, that are searched.
+        """
+        judged = dev_questions(data)
+        if data.held_out and rows:
+            assert self.dev is not None
+            judged = Judged(self.dev.questions, self.dev.qrels)
+        return judged, self.passages.first(rows)
 
 
 def read_run_examples(config: ContrastiveConfig) -> RunExamples:

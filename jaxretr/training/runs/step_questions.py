@@ -14,7 +14,6 @@ from jaxretr.config import Typos
 from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.models.encode import note_cut
-from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.encoder_start import ModelShape
@@ -42,11 +41,7 @@ class StepQuestions:
           model: model with the tokenizer and the maximum length of questions.
           stores: folder of the token stores.
           seed: seed of the typos.
-
-        Raises:
-          UsageError: settings of `typos` that contradict each other.
         """
-        check(typos)
         self.texts, self.typos, self.model, self.seed = texts, typos, model, seed
         self.store = question_store(stores, texts, model)
         note_cut(self.store.truncated, len(texts), "training question", model.config.max_question_length)
@@ -123,26 +118,6 @@ class _PreDrawn(Sequence[str]):
 
 def question_shapes(model: ModelShape, mesh: Mesh, b: int, typos: Typos) -> tuple[TokenRows, TokenRows | None]:
     """Return the shapes of a step's B questions, and of their misspelt forms if a term reads any."""
-    check(typos)
     longest = model.config.max_question_length
     forms = token_shapes(mesh, model.ids, longest, b, typos.forms) if typos.forms else None
     return token_shapes(mesh, model.ids, longest, b), forms
-
-
-def check(typos: Typos) -> None:
-    """Refuse settings that contradict each other."""
-    if typos.variants < 1 or typos.pre_drawn < 0:
-        raise UsageError(
-            f"typos.variants={typos.variants} and typos.pre_drawn={typos.pre_drawn}: must be at least 1 and 0"
-        )
-    if not 0 <= typos.augmentation <= 1:
-        raise UsageError(f"typos.augmentation={typos.augmentation}: is a chance, from 0 to 1")
-    if typos.variants > 1 and not typos.forms:
-        raise UsageError(f"typos.variants={typos.variants}: no term reads them; set one of the weights of typos")
-    if not typos.active and typos.pre_drawn:
-        raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: no term reads them; set one of the weights of typos")
-    needed = typos.forms + (typos.augmentation > 0)
-    if typos.pre_drawn and typos.pre_drawn < needed:
-        raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: a step reads {needed} of a question; draw as many")
-    if typos.clean_weight != 1 and not typos.forms:
-        raise UsageError("typos.clean_weight weighs the objective against terms for typos; set one of these")

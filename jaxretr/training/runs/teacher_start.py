@@ -1,6 +1,7 @@
 """The frozen teacher of an ART run: loaded with its weights, or its shape alone for a plan."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +11,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import Scorer
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.models.any_scorer import Scorer as LoadedScorer
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.encode import note_cut
 from jaxretr.models.hub.model_shapes import holds_t5, scorer_shape
 from jaxretr.models.hub.name_table import Place
 from jaxretr.models.question_scorer import passage_length
 from jaxretr.models.scorers.cross_encoder import HEAD
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher, Teacher
+from jaxretr.models.scorers.teachers import T5Teacher, Teacher
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.sharding import dotted
@@ -36,7 +40,7 @@ class TeacherShape(NamedTuple):
       vocabulary: number of entries of the tokenizer's vocabulary.
     """
 
-    teacher: T5Teacher | PairTeacher
+    teacher: Teacher
     passage_length: int
     question_length: int
     vocabulary: int
@@ -62,6 +66,32 @@ def load_teacher(config: Scorer, place: Place | None = None) -> LoadedScorer:
         params = stored(scorer.teacher, scorer.params, config.dtype)
         scorer.params = jax.tree_util.tree_map_with_path(lambda path, leaf: place(dotted(path), leaf), params)
     return scorer
+
+
+def scorer_rows(
+    scorer: LoadedScorer, passages: Corpus, questions: Sequence[str], stores: Path, names: tuple[str, str]
+) -> tuple[TokenStore, TokenStore]:
+    """Tokenise passages and questions as a scorer reads them, or open their stores where that has been done.
+
+    Args:
+      scorer: scorer with the tokenizer, the templates and the lengths.
+      passages: the passages.
+      questions: the questions.
+      stores: folder of the token stores.
+      names: names of a passage and of a question in warnings of those that are cut.
+    """
+    longest = scorer.passage_length, scorer.question_length
+    rows = (
+        TokenStore.build(
+            stores, passages, scorer.tokenizer, scorer.passage_template, longest[0], prompt=scorer.passage_form
+        ),
+        TokenStore.build(
+            stores, questions, scorer.tokenizer, scorer.question_template, longest[1], prompt=scorer.question_form
+        ),
+    )
+    for store, length, name in zip(rows, longest, names, strict=True):
+        note_cut(store.truncated, store.num_rows, name, length)
+    return rows
 
 
 class OnDevices:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jaxretr.config import Config, PretrainData
 from jaxretr.data.batches import MadeAhead, QuestionBatches
@@ -25,7 +25,7 @@ from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training import optim
 from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
 from jaxretr.training.runs.run_inputs import Inputs
-from jaxretr.training.runs.whole_corpus import abstract_train_state
+from jaxretr.training.runs.whole_corpus import abstract_train_state, put_batch
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
 
@@ -135,42 +135,30 @@ def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
     return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
 
 
-class LanguageModelRun:
-    """A run on texts with the methods that train.py calls: a state, a step, a held-out loss.
+class TokenRun:
+    """A run without a corpus on the devices, as the training program calls it: a state, a step, batches.
 
     Args:
-      config: the run's settings.
+      config: config of the run.
       mesh: the devices.
-      parameters: function that returns the initial parameters for a seed.
       programs: the run's programs.
-      batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
-      data: the passages.
-      further_inputs: fingerprints of everything else that the run reads, by the names in run_inputs.py.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        parameters: Callable[[int], Params],
-        programs: TokenPrograms,
-        batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
-        data: TextData,
-        further_inputs: dict[str, str],
-    ):
-        self.config, self.mesh, self.data, self.further_inputs = config, mesh, data, further_inputs
-        self.parameters, self.make_batch, self.programs = parameters, batch, programs
-        self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+    def __init__(self, config: Any, mesh: Mesh, programs: TokenPrograms):
+        self.config, self.mesh, self.programs = config, mesh, programs
         self.made = MadeAhead(self._on_host)
 
-    def inputs(self) -> Inputs:
-        """Return fingerprints of the text, of the tokenizer, and of everything else that the run reads."""
-        tokenizer = tokenizer_fingerprint(self.data.tokenizer)
-        return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
+    def first_parameters(self, seed: int) -> Params:
+        """Return the initial parameters for a seed."""
+        raise NotImplementedError
+
+    def _on_host(self, number: int) -> Any:
+        """Return the batch of step `number` as numpy arrays."""
+        raise NotImplementedError
 
     def init(self) -> TrainState:
         """Return the state before the first step."""
-        params = self.parameters(self.config.train.seed)
+        params = self.first_parameters(self.config.train.seed)
         return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
@@ -187,7 +175,35 @@ class LanguageModelRun:
 
     def batch(self, number: int) -> Any:
         """Return the batch of step `number` on the devices, a function of (seed, number) alone."""
-        return self._put(self.made[number])
+        return put_batch(self.mesh, self.made[number])
+
+
+class LanguageModelRun(TokenRun):
+    """A run on texts alone, with a held-out loss.
+
+    Args:
+      config: config of the run.
+      mesh: the devices.
+      programs: the run's programs.
+      data: the passages.
+      further_inputs: fingerprints of everything else that the run reads, by the names in run_inputs.py.
+    """
+
+    def __init__(
+        self, config: Config, mesh: Mesh, programs: TokenPrograms, data: TextData, further_inputs: dict[str, str]
+    ):
+        super().__init__(config, mesh, programs)
+        self.data, self.further_inputs = data, further_inputs
+        self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+
+    def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> Any:
+        """Return a batch of some rows of the corpus as numpy arrays: for training or, with a fixed `rng`, held out."""
+        raise NotImplementedError
+
+    def inputs(self) -> Inputs:
+        """Return fingerprints of the text, of the tokenizer, and of everything else that the run reads."""
+        tokenizer = tokenizer_fingerprint(self.data.tokenizer)
+        return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
 
     def _on_host(self, number: int) -> Any:
         rng = host_generator(self.config.train.seed, HostStream.TEXT, number)
@@ -202,7 +218,7 @@ class LanguageModelRun:
         sums = [
             self.programs.evaluation(
                 state.weights,
-                self._put(self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
+                put_batch(self.mesh, self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
             )
             for n, part in enumerate(rows)
         ]
@@ -216,7 +232,3 @@ class LanguageModelRun:
     def metrics(self, loss: float) -> dict[str, float]:
         """Return the metrics of an evaluation for the mean held-out loss, in nats: the loss and its exponential."""
         return {"loss": loss, "perplexity": float(np.exp(loss))}
-
-    def _put(self, batch: Any) -> Any:
-        rows = NamedSharding(self.mesh, sharding.ROWS)
-        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: x[part]), batch)

@@ -134,7 +134,7 @@ class ValidationSet:
         found = []
         for start in range(0, len(self.examples), batch):
             rows = self._rows.padded(start, start + batch, width_of(self._rows))
-            found.append(np.asarray(self._embed_questions(params, *(put_batch(self.mesh, x) for x in rows))))
+            found.append(np.asarray(self._embed_questions(params, *put_batch(self.mesh, rows))))
         return np.concatenate(found)[: len(self.examples)]
 
     def _passage_embeddings(self, params: Params) -> np.ndarray:

@@ -205,7 +205,7 @@ class DevSet:
         found = []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
-            found.append(search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
+            found.append(search(train.weights, index, *put_batch(self.mesh, rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
         found = without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH)
@@ -335,11 +335,11 @@ def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return store.select(rows, width_of(store))
 
 
-def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """Put one array of a batch on the devices, split by row."""
-    return put_rows(mesh, array, array.shape, array.dtype)
+def put_batch(mesh: Mesh, batch: Any) -> Any:
+    """Put the arrays of a batch on the devices, split by row."""
+    return jax.tree.map(lambda array: put_rows(mesh, array, array.shape, array.dtype), batch)
 
 
-def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> TokenRows | None:
-    """Put the misspelt forms of a batch on the devices, if there are any."""
-    return None if forms is None else TokenRows(*(put_batch(mesh, x) for x in forms))
+def token_rows(forms: Any) -> TokenRows | None:
+    """Return the misspelt forms of a batch, tokens and lengths, as one value; None without any."""
+    return None if forms is None else TokenRows(*forms)

@@ -26,35 +26,12 @@ from jaxretr.config import IndexAware
 from jaxretr.indexes.certified.learnt import score_threshold
 from jaxretr.losses.quantised import StoredRows, fitted_codebook
 from jaxretr.models.backbones.layers import Params
-from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes
 from jaxretr.training.steps.live_index import IndexProgram, embed_passages, fetch_rows
-
-
-def check(settings: IndexAware) -> None:
-    """Raise UsageError for settings that do not define a quantiser, or that nothing would read."""
-    if settings.kind == "none":
-        if settings != IndexAware():
-            raise UsageError("index_aware: has settings but no kind; set index_aware.kind=int8 or product")
-        return
-    if not 0 < settings.weight <= 1:
-        raise UsageError(f"index_aware.weight={settings.weight}: must be above 0 and at most 1")
-    if settings.commitment < 0:
-        raise UsageError(f"index_aware.commitment={settings.commitment}: must be at least 0")
-    if settings.kind == "int8":
-        return
-    if not 2 <= settings.centres <= 256:
-        raise UsageError(f"index_aware.centres={settings.centres}: must be from 2 to 256, the values of a byte")
-    if settings.block < 1 or settings.relearn_every < 1:
-        raise UsageError("index_aware.block and index_aware.relearn_every must be at least 1")
-    if settings.sample < settings.centres:
-        raise UsageError(
-            f"index_aware.sample={settings.sample}: is too few to fit {settings.centres} centres; give {settings.centres} or more"
-        )
 
 
 def stored_rows(settings: IndexAware, codes: ProductCodes | None) -> StoredRows:
@@ -149,9 +126,3 @@ def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices:
     sizes = np.diff(ends).astype(np.int32)
     rows = ends[:-1].astype(np.int32) + jax.random.randint(key, (count,), 0, sizes)
     return jnp.pad(rows, (0, -count % devices), constant_values=-1)
-
-
-def abstract_codes(settings: IndexAware, dim: int) -> ProductCodes:
-    """Return the shapes of the codes that the fit returns for D dimensions."""
-    shape = -(-dim // settings.block), settings.centres, settings.block
-    return jax.eval_shape(lambda: ProductCodes(jnp.zeros(shape), jnp.zeros(()), jnp.zeros((), jnp.int32)))

@@ -53,6 +53,11 @@ class IndexProgram:
     passage_widths: tuple[int, ...] = ()
     """Padded lengths that passages are cut to, see `chosen_widths`; empty: quarters of the longest."""
 
+    @property
+    def searches(self) -> bool:
+        """Whether the step reads the live index."""
+        return True
+
 
 @jax.named_scope("questions")
 def embed_questions(

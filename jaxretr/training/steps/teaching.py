@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxretr.config import Replacement
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.scorers.teachers import PairTeacher, SharingTeacher
+from jaxretr.models.scorers.teachers import PairTeacher, Teacher
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.training.state import CorpusTokens, TokenRows
 from jaxretr.training.steps.blocks import num_blocks, while_counted
@@ -34,7 +34,7 @@ _TOKENS_ON_CPUS = 1536
 class Teaching:
     """Constants of a teacher's compiled program."""
 
-    teacher: SharingTeacher | PairTeacher
+    teacher: Teacher
     widths: TeacherWidths
     dtype: Any
     """Type of the matmuls' operands."""

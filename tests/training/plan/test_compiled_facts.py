@@ -1,6 +1,7 @@
 """Programs that were compiled before are not compiled again; others are, whatever a file says."""
 
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -8,12 +9,17 @@ import jax.numpy as jnp
 import pytest
 from tiny import art_config
 
-from jaxretr.training.plan import compiled_facts
-from jaxretr.training.plan.compiled_facts import CompiledFacts, KnownPrograms, fingerprint
+from jaxretr.training.plan.compiled_facts import CompiledFacts
 from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.plan.requirements import plan
 from jaxretr.training.plan.topologies import at_hand
 from jaxretr.training.runs.corpus_sizes import corpus_size
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+import known_programs
+from known_programs import KnownPrograms, fingerprint
+
+sys.path.pop(0)
 
 
 def lowered(rows: int = 8):
@@ -27,7 +33,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(*_: object) -> CompiledFacts:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(compiled_facts, "compile_facts", compiled)
+    monkeypatch.setattr(known_programs, "compile_facts", compiled)
 
 
 def test_a_plan_from_a_file_is_the_compiled_one(
@@ -37,14 +43,14 @@ def test_a_plan_from_a_file_is_the_compiled_one(
     words = config, at_hand(), corpus_size(config)
     compiled = plan(*words)
     known = KnownPrograms(file)
-    assert plan(*words, known=known) == compiled
+    assert plan(*words, facts_of=known.facts) == compiled
     # A refresh and an evaluation encode by one program.
     assert len(json.loads(file.read_text())) == len(known.compiled) == len(compiled.programs) - 1
     refuse(monkeypatch)
     again = KnownPrograms(file)
-    assert plan(*words, known=again) == compiled and again.compiled == []
+    assert plan(*words, facts_of=again.facts) == compiled and again.compiled == []
     with pytest.raises(AssertionError, match="compiled again"):
-        plan(art_config(tiny_models, art={"chunk": 1}), *words[1:], known=KnownPrograms(file))
+        plan(art_config(tiny_models, art={"chunk": 1}), *words[1:], facts_of=KnownPrograms(file).facts)
 
 
 def test_another_program_target_or_option_is_another_fingerprint() -> None:
@@ -60,13 +66,13 @@ def test_another_program_target_or_option_is_another_fingerprint() -> None:
 
 def test_another_compiler_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     key = fingerprint(lowered(), None, "v5e:4x4")
-    monkeypatch.setattr(compiled_facts.metadata, "version", lambda name: "999")
+    monkeypatch.setattr(known_programs.metadata, "version", lambda name: "999")
     assert fingerprint(lowered(), None, "v5e:4x4") != key
 
 
 def test_that_a_compiler_gave_up_is_known_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "known.json"
-    monkeypatch.setattr(compiled_facts, "compile_facts", lambda *_: CompiledFacts(20 * 2**30))
+    monkeypatch.setattr(known_programs, "compile_facts", lambda *_: CompiledFacts(20 * 2**30))
     KnownPrograms(file).facts(lowered(), None, "v5e:4x4")
     refuse(monkeypatch)
     facts = KnownPrograms(file).facts(lowered(), None, "v5e:4x4")

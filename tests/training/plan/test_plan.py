@@ -27,7 +27,7 @@ from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import outline
 from jaxretr.training.plan.requirements import plan, remedy
 from jaxretr.training.plan.topologies import Devices, topology
-from jaxretr.training.runs import art
+from jaxretr.training.runs import art, corpus_run
 from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.corpus_sizes import corpus_size
@@ -70,7 +70,7 @@ def art_run_of_estimated_lengths(config: ArtConfig, mesh: jax.sharding.Mesh, fol
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(art, "teacher_widths", teacher_widths)
-        patch.setattr(art, "widths_of", lambda store: ())
+        patch.setattr(corpus_run, "widths_of", lambda store: ())
         return ArtRun(config, mesh, folder)
 
 

@@ -20,7 +20,8 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.plan.compiled_text import Program
-from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.runs.encoder_start import load_encoder
 
 ADAPTER = AdapterShape(lora_rank=3, lora_alpha=4.5, bottleneck=5, scale=2.0)
@@ -44,7 +45,7 @@ def config(folder: Path, **encoder: Any) -> Any:
     )
 
 
-def two_steps(run: ContrastiveRun) -> tuple[Program, ContrastiveState, list[dict[str, float]]]:
+def two_steps(run: ContrastiveRun) -> tuple[Program, RunState, list[dict[str, float]]]:
     state, metrics = run.init(), []
     program = small_runs.compiled_step(run, *state[:2], run.whole.passages, run.device_contents, run.batch(0))
     for number in range(2):

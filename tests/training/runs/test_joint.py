@@ -20,7 +20,8 @@ from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training import loop as training
 from jaxretr.training.runs.art import ArtRun
-from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.runs.corpus_sizes import corpus_size
 from jaxretr.training.runs.encoder_start import load_encoder
 
@@ -44,9 +45,7 @@ def config(folder: Path, **changes: dict[str, object]) -> ContrastiveConfig:
     return dataclasses.replace(plain, joint=Joint(str(folder / "lexical"), WEIGHT))
 
 
-def two_steps(
-    folder: Path, devices: int, **changes: dict[str, object]
-) -> tuple[ContrastiveRun, ContrastiveState, list]:
+def two_steps(folder: Path, devices: int, **changes: dict[str, object]) -> tuple[ContrastiveRun, RunState, list]:
     with few_padding_rows():
         run = ContrastiveRun(config(folder, **changes), make_mesh(jax.devices()[:devices]), folder / f"run{devices}")
         state = run.init()

@@ -11,7 +11,8 @@ from tiny import DATA, contrastive_config
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.runs import whole_corpus
-from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.state import CorpusState
 
 
@@ -102,5 +103,5 @@ def test_a_refresh_that_an_evaluation_made_is_not_made_again(
     assert (np.asarray(index_of(state).embeddings) != embeddings).any(), "what the step found was written back"
 
 
-def index_of(state: ContrastiveState) -> Any:
+def index_of(state: RunState) -> Any:
     return state.index

@@ -19,7 +19,8 @@ from jaxretr.data.made_of import read_record, write_record
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.loop import write_config
-from jaxretr.training.runs.art import ArtRun, ArtState
+from jaxretr.training.runs.art import ArtRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.runs.run_inputs import check_inputs, write_inputs
 from jaxretr.training.runs.teacher_table import check_made_of, made_of, read_table
 from jaxretr.training.state import CorpusState, TrainState
@@ -57,7 +58,7 @@ def with_table(make: Make, mesh1: jax.sharding.Mesh) -> ArtRun:
     return make(mesh1)
 
 
-def steps(run: ArtRun, state: ArtState, first: int, count: int) -> tuple[ArtState, list[dict[str, float]]]:
+def steps(run: ArtRun, state: RunState, first: int, count: int) -> tuple[RunState, list[dict[str, float]]]:
     metrics = []
     for number in range(first, first + count):
         state, values = run.step(state, number, run.batch(number))
@@ -128,7 +129,7 @@ def test_a_folder_whose_teacher_has_changed_is_refused(with_table: ArtRun, monke
 
 
 @pytest.fixture(scope="module")
-def saved(with_table: ArtRun) -> tuple[Path, ArtState, list[dict[str, float]]]:
+def saved(with_table: ArtRun) -> tuple[Path, RunState, list[dict[str, float]]]:
     """The folder of a run after an epoch, its state and its metrics."""
     state, metrics = steps(with_table, with_table.init(), 0, EPOCH)
     folder = with_table.workdir
@@ -140,7 +141,7 @@ def saved(with_table: ArtRun) -> tuple[Path, ArtState, list[dict[str, float]]]:
 
 
 def test_scores_of_a_run_are_known_to_the_next_from_its_first_step(
-    with_table: ArtRun, saved: tuple[Path, ArtState, list[dict[str, float]]], tmp_path: Path
+    with_table: ArtRun, saved: tuple[Path, RunState, list[dict[str, float]]], tmp_path: Path
 ) -> None:
     """`jaxretr mine scores` writes what the table has, as a set to distil from; `table.path` reads it."""
     folder, state, metrics = saved
@@ -202,7 +203,7 @@ def test_scores_of_another_setting_are_refused_and_of_other_texts_said(
 
 
 def test_scores_are_mined_with_the_texts_that_the_run_read(
-    saved: tuple[Path, ArtState, list[dict[str, float]]], with_table: ArtRun, tmp_path: Path
+    saved: tuple[Path, RunState, list[dict[str, float]]], with_table: ArtRun, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(saved[0], folder)
@@ -214,7 +215,7 @@ def test_scores_are_mined_with_the_texts_that_the_run_read(
 
 
 def begun_with(run: ArtRun, path: str) -> TableState:
-    shapes = run.abstract_table()
+    shapes = run.abstract_state().table
     assert shapes is not None
     return read_table(path, shapes, run.corpus, run.questions, run.mesh)
 
@@ -242,7 +243,7 @@ def test_a_bad_file_of_scores_is_named_with_its_line(
 
 
 def test_a_run_without_scores_has_none_to_write(
-    saved: tuple[Path, ArtState, list[dict[str, float]]], tmp_path: Path
+    saved: tuple[Path, RunState, list[dict[str, float]]], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="has no checkpoint of step 9; those of it are: 2"):
         mine_scores(saved[0], tmp_path / "scores.jsonl", step=9)

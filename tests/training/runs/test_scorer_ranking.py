@@ -93,7 +93,7 @@ def test_one_device_and_eight_agree(run: PassageLmRun, folder: Path) -> None:
 
 
 def test_the_others_are_bm25s_and_never_judged_to_answer(run: PassageLmRun) -> None:
-    examples: Any = run.make_batch.__self__  # type: ignore[attr-defined]
+    examples: Any = run.examples
     corpus = run.data.corpus
     answers: dict[int, set[int]] = {}
     for number, row in examples.pairs:

@@ -15,7 +15,8 @@ from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_m
 
 from jaxretr.config import Validation
 from jaxretr.runtime.parallel.mesh import make_mesh
-from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_programs import RunState
 
 GROUP = 4  # of 10 questions: the last group is smaller
 TEMPERATURE = 0.5
@@ -58,7 +59,7 @@ def figures(folder: Path) -> Figures:
     return found
 
 
-def turned(state: ContrastiveState) -> ContrastiveState:
+def turned(state: RunState) -> RunState:
     """With questions that point the other way: their last LayerNorm is negative."""
     params = jax.tree.map(jnp.asarray, state.train.params)
     norm = params["question"]["bert"]["layers"]["ffn_norm"]

@@ -16,7 +16,6 @@ from jaxretr.config import Art
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.runs.art import ArtRun
-from jaxretr.training.runs.given_passages import places
 from jaxretr.training.steps.art import with_others
 from jaxretr.training.steps.art_passages import filled, without_repeats
 
@@ -124,7 +123,7 @@ def test_judged_passages_are_those_of_the_questions(
 )
 def test_numbers_that_no_run_can_have_are_refused(changes: dict[str, Any], message: str, tiny_models: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        places(art_config(tiny_models, **changes))
+        art_config(tiny_models, **changes).check()
 
 
 def test_more_passages_than_the_corpus_has_are_refused(

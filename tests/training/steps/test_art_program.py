@@ -12,7 +12,8 @@ from tiny import art_config, few_padding_rows
 
 from jaxretr.runtime.parallel import sharding
 from jaxretr.training.plan.compiled_text import Program
-from jaxretr.training.runs.art import ArtRun, ArtState
+from jaxretr.training.runs.art import ArtRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.state import CorpusState, CorpusTokens
 
 N, DEVICES = 1 << 17, 8
@@ -43,7 +44,7 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
     def tokens(few: CorpusTokens) -> CorpusTokens:
         return CorpusTokens(array(few.ids.dtype, N * few.width // 2), *2 * [array(jnp.int32, N)], few.width)
 
-    train, table = run.abstract_state().train, run.abstract_table()
+    train, _, table, _ = run.abstract_state()
     index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))
     scorer = sharding.abstract(run.scorer_params, mesh8)
     batch = run.batch(0)
@@ -74,7 +75,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     assert run.programs.step._cache_size() == 1
     assert run.whole.refresh_program._cache_size() == 1
     run.evaluate(state)
-    run.evaluate(ArtState(*state))
+    run.evaluate(RunState(*state))
     fresh = run.refreshed(run.init(), 0)
     assert run.whole.is_fresh(*fresh[:2]) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
     assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1

@@ -14,7 +14,8 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.runtime.parallel import sharding
 from jaxretr.training.plan.compiled_text import Program
-from jaxretr.training.runs.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.training.runs.contrastive import ContrastiveRun
+from jaxretr.training.runs.corpus_programs import RunState
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch
 from jaxretr.training.steps.contrastive import make_step
@@ -71,7 +72,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: Contrast
         assert not any(leaf.is_deleted() for leaf in [*kept, *jax.tree.leaves(state)])
     assert run.programs.step._cache_size() == 1
     assert run.whole.refresh_program._cache_size() == run.whole.rolling_program(2)._cache_size() == 1  # pyright: ignore
-    run.evaluate(ContrastiveState(*state))
+    run.evaluate(RunState(*state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
 

@@ -448,7 +448,7 @@ def steps(
     **settings: Any,
 ) -> tuple[TrainState, list[float], Program]:
     """The state after some steps, their losses, and the program."""
-    params = run._first_parameters(0)
+    params = run.first_parameters(0)
     trained = {name: branch for name, branch in params.items() if name not in frozen}
     kept = {name: branch for name, branch in params.items() if name in frozen}
     state = sharding.put(TrainState.create(trained, optimizer, kept), mesh)
@@ -473,7 +473,7 @@ def test_chunks_change_the_memory_alone(dropping: MlmRun, mesh1: Mesh) -> None:
     """A step of plain gradient descent at rate 1 subtracts the gradient: rows with many predictions weigh more."""
     assert len(set(np.asarray(dropping.batch(0).weights).sum(axis=1))) > 3
     whole = steps(dropping, mesh1, optax.sgd(1.0), dropout_seed=3)
-    start = dropping._first_parameters(0)
+    start = dropping.first_parameters(0)
     assert max(abs(x - y).max() for x, y in zip(*map(jax.tree.leaves, (whole[0].params, start)), strict=True)) > 0.01
     for chunk in (1, 2, 16):
         parts = steps(dropping, mesh1, optax.sgd(1.0), dropout_seed=3, chunk=chunk)
@@ -509,7 +509,7 @@ def test_a_second_step_is_not_compiled_anew(dropping: MlmRun, mesh1: Mesh) -> No
 def test_what_is_frozen_costs_nothing_and_stays(dropping: MlmRun, mesh8: Mesh) -> None:
     """As when a head is trained: the encoder's bits are the same, nothing is kept or sent for its gradient."""
     state, _, program = steps(dropping, mesh8, optax.adamw(1e-2), ("bert",), number=2, dropout_seed=3, chunk=1)
-    start = dropping._first_parameters(0)
+    start = dropping.first_parameters(0)
     same(state.frozen, {"bert": start["bert"]})
     head = [leaf.shape for leaf in jax.tree.leaves(start["head"])]
     for leaf, before in zip(*map(jax.tree.leaves, (state.params, {"head": start["head"]})), strict=True):

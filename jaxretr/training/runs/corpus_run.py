@@ -1,0 +1,138 @@
+"""The common part of the runs that search a corpus, ART's and the supervised one, as the training program calls it."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxretr.data.batches import MadeAhead
+from jaxretr.data.corpus import Corpus
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.runtime.parallel.mesh import check_cpu_devices
+from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
+from jaxretr.training.runs.encoder_start import JointModel, load_model
+from jaxretr.training.runs.index_upkeep import IndexUpkeep
+from jaxretr.training.runs.suites import Suites, evaluation_of
+from jaxretr.training.runs.whole_corpus import (
+    DevSet,
+    Judged,
+    passage_store,
+    put_batch,
+    save_model,
+    widths_of,
+)
+from jaxretr.training.steps.score_table import TableState
+
+
+class CorpusRun:
+    """A run with a corpus on the devices. A subclass reads its data, then calls `put_passages` and `evaluate_on`.
+
+    Attributes:
+      model: the model that the run begins with.
+      stores: folder of the token stores.
+      programs: the compiled programs; `whole` and `codes` are theirs.
+      empty_table: compiled function that returns an empty table of scores; None where no scores are kept.
+    """
+
+    program: Any
+    empty_table: Callable[[], TableState] | None = None
+
+    def __init__(self, config: Any, mesh: Mesh, workdir: Path):
+        config.check()
+        self.config, self.mesh, self.workdir = config, mesh, workdir
+        self.model = load_model(config.encoder, config.joint, config.train.seed)
+        check_cpu_devices(mesh, self.model.config.backbone.widest)
+        self.stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
+        self.made = MadeAhead(self._on_host)
+
+    def put_passages(
+        self, passages: Corpus, make_program: Callable[[tuple[int, ...]], Any], make_step: Callable[..., Any]
+    ) -> None:
+        """Tokenise the passages and put them on the devices.
+
+        Args:
+          passages: the corpus, and passages that only the training data has.
+          make_program: function of the lengths that suit the passages that returns the programs' constants.
+          make_step: function of (program, optimizer, mesh) that returns the training step.
+        """
+        self.store = passage_store(self.model, passages, self.stores)
+        self.program = make_program(widths_of(self.store))
+        self.programs = CorpusPrograms(self.config, self.program, make_step, self.model, self.store, self.mesh)
+        self.whole, self.codes = self.programs.whole, self.programs.codes
+
+    def evaluate_on(self, judged: Judged | None, corpus: Corpus) -> None:
+        """Tokenise the dev questions, if there are any, which are searched for in `corpus`, and the suites."""
+        config, mesh = self.config, self.mesh
+        self.dev = DevSet(judged, corpus, self.model, mesh, self.stores, config.typos)
+        self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, self.stores)
+        self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
+
+    # ---- of the subclass ---------------------------------------------------------------------------------------------
+
+    def first_model(self) -> DualEncoder | JointModel:
+        """Return the model with the parameters that the training begins with."""
+        return self.model
+
+    def new_table(self) -> TableState | None:
+        """Return the table of scores that a run begins with, if there is one."""
+        return None
+
+    def arguments(self, state: RunState, batch: Any) -> tuple[Any, ...]:
+        """Return the arguments of the compiled step, whose first results are the first fields of the next state."""
+        raise NotImplementedError
+
+    def _on_host(self, number: int) -> Any:
+        """Return the batch of step `number` as numpy arrays."""
+        raise NotImplementedError
+
+    # ---- as the training program calls it ----------------------------------------------------------------------------
+
+    def init(self) -> RunState:
+        """Return the first weights, an index that is encoded with them if the step searches, and the first table."""
+        train = self.codes.first(self.programs.first_state(self.first_model()), self.whole.passages)
+        if not self.program.searches:
+            return RunState(train, None)
+        index = self.whole.encode(train)
+        state = RunState(train, index, self.new_table())
+        return state._replace(refresh_every=self.upkeep.counted(train, index, partial(self._trace, state)))
+
+    def _trace(self, state: RunState) -> Any:
+        step: Any = self.programs.step
+        return step.trace(*self.arguments(state, self.batch(0)))
+
+    def abstract_state(self) -> RunState:
+        """Return the shapes and shardings of the state."""
+        state = self.programs.abstract_state(self.empty_table)
+        return state._replace(refresh_every=state.index and self.upkeep.abstract_every())
+
+    def step(self, state: RunState, number: int, batch: Any) -> tuple[RunState, dict[str, jax.Array]]:
+        """Run one step; a live index, or a slice of it, and product codes are renewed first if that is due."""
+        state = self.refreshed(state, number)
+        if state.index is not None:
+            state = state._replace(index=self.upkeep.rolled(state.train, state.index, number, state.refresh_every))
+        *fields, metrics, _ = self.programs.step(*self.arguments(state, batch))
+        return RunState(*fields)._replace(refresh_every=state.refresh_every), metrics
+
+    def refreshed(self, state: RunState, number: int) -> RunState:
+        """Return the state with a fresh index and fresh product codes, where these are due before step `number`."""
+        index = None if state.index is None else self.upkeep.refreshed(state.train, state.index, number)
+        return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
+
+    def evaluate(self, state: RunState) -> dict[str, float]:
+        """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""
+        return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
+
+    def evaluated(self) -> str:
+        """Return a text for the log that names the dev questions, the corpus, and the suites."""
+        return evaluation_of(self.dev, self.whole, self.suites)
+
+    def save_model(self, state: RunState, folder: Path) -> None:
+        """Write the model's folder."""
+        save_model(self.model, state.train, folder)
+
+    def batch(self, number: int) -> Any:
+        """Return the batch of step `number` on the devices, a function of (seed, number) alone."""
+        return put_batch(self.mesh, self.made[number])
