@@ -19,6 +19,7 @@ from jaxretr import cli
 from jaxretr.indexes.index import Document, SearchOptions
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.runtime.errors import UserError
+from jaxretr.serve.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "docs/deploy/jaxretr.service"
@@ -147,11 +148,15 @@ def test_the_units_command_is_one_of_the_program() -> None:
     settings = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"[A-Z]\w+=", line))
     words = shlex.split(settings["ExecStart"])
     args = parsed(words[1:])
-    assert Path(words[0]).name == "jaxretr" and args.grace == GRACE < float(settings["TimeoutStopSec"])
+    assert (
+        Path(words[0]).name == "jaxretr"
+        and args.grace is None
+        and Settings().grace == GRACE < float(settings["TimeoutStopSec"])
+    )
     assert args.keys == "${CREDENTIALS_DIRECTORY}/keys" and settings["LoadCredential"].startswith("keys:")
     # Where it writes is what the unit gives it.
     state, cache = f"/var/lib/{settings['StateDirectory']}", f"/var/cache/{settings['CacheDirectory']}"
-    assert args.data == state and all(index.split("=")[1].startswith(state) for index in args.index)
+    assert str(args.data) == state and all(index.split("=")[1].startswith(state) for index in args.index)
     assert settings["Environment"] == f"JAXRETR_CACHE={cache}"
 
 

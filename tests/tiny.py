@@ -33,6 +33,7 @@ from jaxretr.config import (
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
+from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params, initialise
@@ -115,7 +116,11 @@ def write_models(folder: Path, noise: float = 0.1, *, bert: BertConfig = BERT, t
 def write_cross_encoder(folder: Path) -> Path:
     """Writes a cross-encoder whose scores of the test passages differ, with the tokenizer of `write_models`; returns it."""
     config = CrossEncoderConfig(BERT)
-    params = lively(cross_encoder.init_params(config, 0), 3, 0.3)
+    drawn = {
+        BACKBONE: initialise(lambda rngs: BertEncoder(BERT, rngs=rngs), 0),
+        cross_encoder.HEAD: cross_encoder.init_head(config, 0),
+    }
+    params = lively(drawn, 3, 0.3)
     tokenizer = load_tokenizer(folder.parent / "encoder_tokenizer")
     CrossEncoder(config, params, tokenizer, of_tokenizer(tokenizer, 48)).save(folder)
     return folder

@@ -30,7 +30,7 @@ from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.runtime.parallel.machine import multiplies_bfloat16
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate
-from jaxretr.runtime.parallel.programs import compile_all
+from jaxretr.runtime.parallel.programs import compile_all, programs
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,10 @@ class Engine:
         new = sorted(set(shapes) - self._compiled)
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
+        before = programs()
         compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(shape))) for shape in new])
+        if (news := programs() - before).seconds >= 1:
+            _log.info("%s", news)
         self._compiled.update(new)
 
     def _lengths(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ from jaxretr.runtime.parallel.compilation_cache import keep_programs
 from jaxretr.runtime.parallel.hosts import EXIT_AGAIN, AskedToStop, agree, program_facts, together
 from jaxretr.runtime.parallel.machine import cpu_name, cpu_threads
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
+from jaxretr.runtime.parallel.programs import programs
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.runtime.storage.paths import as_path
 from jaxretr.runtime.storage.run_folder import RunFolder
@@ -296,6 +297,8 @@ def _train(
                         batch = run.batch(number)
                     with clock.part("steps" if number > start else "first step"):
                         state, metrics = run.step(state, number, batch)
+                if number == start:
+                    log.info("%s before and in the first step", programs())
                 trace.end(step, metrics)
                 watch.note(step, metrics["loss"])
                 last = step == config.train.steps

@@ -655,10 +655,10 @@ def test_quickstart_gets_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path
     from jaxretr.quickstart import run as quickstart
 
     seen = []
-    monkeypatch.setattr(quickstart, "main", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(quickstart, "main", lambda **arguments: seen.append(arguments))
     assert run("quickstart", "--workdir", tmp_path, "--seed", 3, "--steps", 7) == 0
     assert run("quickstart") == 0
-    assert seen == [(tmp_path, 3, 7), (Path("runs/quickstart"), 0, None)]
+    assert seen == [{"workdir": tmp_path, "seed": 3, "steps": 7}, {"workdir": Path("runs/quickstart")}]
 
 
 # ---- signals ---------------------------------------------------------------------------------------------------------

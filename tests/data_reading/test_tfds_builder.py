@@ -192,7 +192,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, capsys: pytest.Captur
     [
         ({"name": "Wiki QA"}, "must be lower-case letters"),
         ({"version": "1.0"}, "must be three numbers"),
-        ({"split": "dev"}, "--split names the split of a file of judgements"),
+        ({"split": "dev"}, "split= names the split of a file of judgements"),
         ({"corpus": "x"}, "are for training sets"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_store_that_was_begun_keeps_the_size_of_its_shards(encoder: DualEncode
     assert contents(tmp_path) == whole
     with pytest.raises(UserError, match="shard_rows=140, not 256"):
         jaxretr.encode(encoder, corpus=some, out=tmp_path, shard_rows=256)
-    with pytest.raises(UserError, match=r"other texts .*another out folder"):
+    with pytest.raises(UserError, match=r"other texts .*another folder as out="):
         jaxretr.encode(encoder, corpus=corpus, out=tmp_path)
 
 

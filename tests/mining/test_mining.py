@@ -208,9 +208,9 @@ def test_wrong_filters():
         ({"negatives": 0}, "negatives=0: at least 1"),
         ({"first_rank": 0}, "0:100: not a window"),
         ({"first_rank": 5, "last_rank": 4}, "5:4: not a window"),
-        ({"margin": NAN}, "--margin nan: must be a finite number"),
-        ({"relative_margin": 1.5}, "share between 0 and 1, not 1.5"),
-        ({"relative_margin": NAN}, "share between 0 and 1"),
+        ({"margin": NAN}, "margin=nan: must be a finite number"),
+        ({"relative_margin": 1.5}, "relative_margin=1.5: must be a share between 0 and 1"),
+        ({"relative_margin": NAN}, "relative_margin=nan: must be a share between 0 and 1"),
     ]:
         with pytest.raises(UsageError, match=message):
             Filters(**options)

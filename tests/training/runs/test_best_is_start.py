@@ -91,4 +91,4 @@ def test_where_the_metric_cannot_tell_another_one_is_named(
 ):
     program.note_no_gain({"step": 0, "figures": start, "latest": end}, "recall@20", tmp_path, writes=False)
     [record] = caplog.records
-    assert record.message.partition("--train.best_metric ")[2] == (named or "")
+    assert record.message.partition("train.best_metric=")[2] == (named or "")

@@ -223,7 +223,7 @@ def test_a_checkpoint_from_before_there_were_codes_is_read(tmp_path: Path, tiny_
 )
 def test_settings_that_make_no_quantiser_are_refused(settings: IndexAware, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        index_aware.check(settings)
+        settings.check()
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_settings_that_contradict_each_other_are_refused(models: Path) -> None:
     check_numbers(config(models, refresh_share=0.2))
     for wrong, named in (
         ({"refresh_share": 1.0}, "index.refresh_share=1.0"),
-        ({"refresh": "full", "refresh_share": 0.2}, "index.refresh rolling"),
+        ({"refresh": "full", "refresh_share": 0.2}, "index.refresh=rolling"),
         ({"refresh_every": 0}, "index.refresh_every=0"),
     ):
         with pytest.raises(UsageError, match=named):
