@@ -318,6 +318,11 @@ class Engine:
         """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
         with keep_short_programs():
             self._compile(shapes.every())
+        none = np.arange(0)
+        for shape in shapes.every() if self.compiles else ():
+            # A program's first call takes longer than the next ones: it should be nobody's request.
+            lengths = np.ones(self._lengths(shape), np.int32)
+            np.asarray(self._run(Batch(none, none, np.zeros(shape, np.int32), lengths)))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
         """Embed rows of token ids at once, in this thread.
