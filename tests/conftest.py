@@ -46,9 +46,9 @@ def draw_fewer_examples(item: pytest.Item) -> None:
 
 def keep_third(third: int, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the files of one third, to which a file belongs by its name, whatever other tests there are."""
-    of_third = lambda item: zlib.crc32(item.path.name.encode()) % 3 == third  # noqa: E731
-    config.hook.pytest_deselected(items=[item for item in items if not of_third(item)])
-    items[:] = filter(of_third, items)
+    thirds = [(item, zlib.crc32(item.path.name.encode()) % 3) for item in items]
+    config.hook.pytest_deselected(items=[item for item, place in thirds if place != third])
+    items[:] = [item for item, place in thirds if place == third]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

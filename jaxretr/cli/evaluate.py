@@ -109,7 +109,7 @@ _RUN, _BEIR, _SUITE, _TYPOS = "--run", "--beir", "--suite", "--typos"
 
 
 def _readers(args: argparse.Namespace) -> dict[str, list[str]]:
-    """For each option, the things to measure that read it: those whose function takes it."""
+    """Return the things to measure that read each option: those whose function takes it."""
     readers = {"plot": [_RUN, _BEIR, _TYPOS], "rerank": [_RUN, _BEIR], "and_model": [_TYPOS]}
     for subject, function in zip((_RUN, _BEIR, _SUITE, _TYPOS), _FUNCTIONS, strict=True):
         for dest in args.taken[function].values():

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def words(self) -> dict[str, str]:
-        """What the user types for each parameter of the functions that the command calls, by the parameter's name."""
+        """The words that the user types for the parameters of the functions that the command calls, by the parameters' names."""
         shown = {action.dest: _shown(action) for action in self._actions}
         taken = (self.get_default("taken") or {}).values()
         return shown | {parameter: shown[dest] for each in taken for parameter, dest in each.items()}
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 class Options:
     """Adds options that are parameters of functions, described and typed as they are there; `given` reads them.
 
-    A parameter of several of the functions is one option, as the first of them describes it.
+    A parameter that several functions share is one option, as the first of them describes it.
     """
 
     def __init__(self, parser: Parser, functions: tuple[str, ...], to: argparse._ActionsContainer):

@@ -9,7 +9,7 @@ from jaxretr.config.models import Encoder, Joint, Scorer
 from jaxretr.config.run import Config
 from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,8 @@ class Art:
 
     def check(self) -> None:
         """Raise UsageError for numbers of passages that no run can have."""
-        for name in ("top_k", "positives", "hard_negatives", "uniform"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"art.{name}={getattr(self, name)}: must be at least 0")
+        names = ("top_k", "positives", "hard_negatives", "uniform")
+        at_least(0, **{f"art.{name}": getattr(self, name) for name in names})
         if self.top_k + self.given + self.uniform < 2:
             raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
 

@@ -9,7 +9,7 @@ from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.models import Encoder, Joint
 from jaxretr.config.run import Config
 from jaxretr.config.typos import Typos
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,7 @@ class Negatives:
 
     def check(self) -> None:
         """Raise UsageError for numbers of negatives that no run can have."""
-        for name in ("static", "mined", "retrieved"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"negatives.{name}={getattr(self, name)}: must be at least 0")
+        at_least(0, **{f"negatives.{name}": getattr(self, name) for name in ("static", "mined", "retrieved")})
         if not 1 <= self.first_rank <= self.last_rank:
             raise UsageError(
                 f"negatives.first_rank={self.first_rank} and last_rank={self.last_rank}: ranks count from 1 upwards"

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxretr.config.data import ExampleData
 from jaxretr.config.models import PairEncoder
 from jaxretr.config.run import Config
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class PairNegatives:
 
     def check(self) -> None:
         """Refuse numbers of negatives that no run can have."""
-        for name in ("static", "mined", "bm25", "random"):
-            if (value := getattr(self, name)) < 0:
-                raise UsageError(f"negatives.{name}={value}: must be at least 0")
+        at_least(0, **{f"negatives.{name}": getattr(self, name) for name in ("static", "mined", "bm25", "random")})
         if not self.count:
             raise UsageError(
                 "negatives: a cross-encoder needs some for each question; set negatives.bm25, negatives.random, "

@@ -78,7 +78,7 @@ def load_scorer(
             raise UserError(
                 f"{folder}: is {stated}, which gives no score of a question and a passage; supported are encoders with "
                 "a classification head (...ForSequenceClassification), causal language models (...ForCausalLM) and T5 "
-                "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small encoder.path` puts a head on an encoder"
+                "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
             )
         kind = found
     lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
