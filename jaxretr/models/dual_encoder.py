@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,17 +15,15 @@ from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, voc
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.backbones.adapter_layers import count, merge_lora
 from jaxretr.models.backbones.backbone_config import BACKBONE
-from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
-from jaxretr.models.embed import DualEncoderConfig, Side, dense_params, embed, prompt_of
-from jaxretr.models.encode import Engine, HostEngine, Job, PackedEngine, fastest_dtype
+from jaxretr.models.embed import DualEncoderConfig, Side, prompt_of
+from jaxretr.models.encode import Engine, Job, fastest_dtype
+from jaxretr.models.engine_choice import choose_engine
 from jaxretr.models.hub import dual_encoder_folder
 from jaxretr.models.text_encoder import Advance, TextEncoder
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.runtime.notes import note
-from jaxretr.runtime.parallel.machine import blas_beats_xla
-from jaxretr.runtime.parallel.programs import device_jit
 
 _log = logging.getLogger(__name__)
 
@@ -326,7 +323,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
-            self._engines[name] = _engine(ready.config, ready.params[name], self.dtype)
+            self._engines[name] = choose_engine(ready.config, ready.params[name], self.dtype)
         return self._engines[name]
 
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
@@ -351,63 +348,6 @@ def _say_guesses(where: str, guesses: str) -> None:
         where,
         guesses,
     )
-
-
-ENGINE_VARIABLE = "JAXRETR_ENGINE"
-_ENGINES = "auto", "packed", "padded", "host"
-
-
-def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
-    """Return the engine that JAXRETR_ENGINE names, or the faster one on this machine: the one place that chooses.
-
-    Raises:
-      UsageError: JAXRETR_ENGINE names no engine, or one that cannot run this encoder.
-    """
-    chosen = os.environ.get(ENGINE_VARIABLE) or "auto"
-    if chosen not in _ENGINES:
-        known = f"{', '.join(_ENGINES[:-1])} or {_ENGINES[-1]}"
-        raise UsageError(f"{ENGINE_VARIABLE}={chosen}: set it to {known}{did_you_mean(chosen, _ENGINES)}")
-    faster = chosen == "auto" and jax.default_backend() == "cpu" and blas_beats_xla()
-    if dtype == "float32" and (chosen == "host" or faster):
-        from jaxretr.models.backbones import host_bert  # Numba takes half a second to import.
-
-        bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
-        # Any other pooling goes through XLA until it is written below as well.
-        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.backbone):
-            return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
-    if chosen == "host":
-        raise UsageError(
-            f"{ENGINE_VARIABLE}=host is for float32, BERT's layers and pooling 'cls' or 'mean'; set it to padded or packed"
-        )
-    kind = PackedEngine if chosen == "packed" else Engine
-    return kind(_embed_rows(config, dtype), tower_params, dtype)
-
-
-def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
-    """Return `embed` in numpy, a function of (tokens, lengths); the parameters become numpy arrays as well."""
-    from jaxretr.models.backbones.host_bert import HostBert
-
-    assert isinstance(config.backbone, BertConfig)
-    encoder, dense = HostBert(config.backbone, tower_params[BACKBONE]), dense_params(config, tower_params)
-
-    def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths
-        pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
-        for layer, shape in dense:
-            pooled = pooled @ layer["kernel"] + layer["bias"]
-            pooled = np.tanh(pooled) if shape.activation == "tanh" else pooled
-        pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
-        if not config.normalise:
-            return pooled
-        return pooled / np.sqrt(np.maximum(np.square(pooled).sum(axis=1, keepdims=True), 1e-24))
-
-    return embed_rows
-
-
-@cache
-def _embed_rows(config: DualEncoderConfig, dtype: str) -> Any:
-    """Return the compiled `embed`; one for all encoders of the same shape, so that none is compiled twice."""
-    return device_jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
 
 
 def _list(values: Any, name: str) -> Sequence[Any]:

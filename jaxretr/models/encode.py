@@ -1,9 +1,9 @@
 """The encoding engine: texts in, vectors out, where short texts are not padded to the length of long ones.
 
 A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted
-by length and cut into batches of about the same number of tokens, padded to one of a few lengths; one program is compiled
-for every (rows, length) that occurs, those of a chunk side by side. On processors where numpy's BLAS is faster than XLA nothing is compiled, and
-padding is dropped (host_bert.py).
+by length and cut into batches of about the same number of tokens, padded to one of a few lengths, or packed into rows of
+one length; one program is compiled for every shape that occurs, those of a chunk side by side. On processors where
+numpy's BLAS is faster than XLA nothing is compiled, and padding is dropped (host_bert.py).
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,51 +24,13 @@ from jaxretr.config import Dtype
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import unstack
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.batches import Batch, PackedShapes, Shapes
+from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Batch, Costs, PackedShapes, Shapes
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.runtime.parallel.machine import multiplies_bfloat16
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate
 from jaxretr.runtime.parallel.programs import compile_all, programs
-
-
-@dataclass(frozen=True)
-class Costs:
-    """The costs of a kind of device that decide how texts are batched.
-
-    Attributes:
-      batch_tokens: tokens of one batch on one device, as many as stay in a CPU's cache (8 rows of 128) or keep an
-        accelerator busy.
-      small_batch_tokens: the same of jobs that do not fill one such batch on each device.
-      program_tokens: tokens that are encoded in the time in which one program is compiled.
-      fills: whether the last batch is filled up to a full one, where a program more costs more than padding does.
-      in_advance: `Shapes.steps` and `ratio` of programs that are all compiled in advance.
-      unrolled: whether each layer's weights are arrays of their own. On CPUs a loop copies them out of a stack at every
-        call; elsewhere the copy takes no time that could be measured, and unrolled layers take several times as long to compile.
-    """
-
-    batch_tokens: int
-    small_batch_tokens: int
-    program_tokens: int
-    fills: bool
-    in_advance: tuple[int, int]
-    unrolled: bool
-
-    def steps(self, tokens: int) -> int | None:
-        """Return `Shapes.steps` for a job of so many tokens.
-
-        From 5 lengths (at 256 tokens) to 8 a seventh of the work is saved for 3 more programs, and from 8 to 16 a ninth
-        for 8 more.
-        """
-        if 0.11 * tokens >= 8 * self.program_tokens:
-            return None
-        return 2 if 0.14 * tokens >= 3 * self.program_tokens else 1
-
-
-# A CPU takes half a second for a program, and a GPU 2 to 4 at 1.9 million tokens a second (BERT-base, one H100).
-CPU_COSTS = Costs(1024, 1024, 2_500, fills=False, in_advance=(4, 4), unrolled=True)
-ACCELERATOR_COSTS = Costs(65536, 8192, 5_000_000, fills=True, in_advance=(1, 2), unrolled=False)
 
 # Tokens of one batch for the BLAS, whose matmuls are slower for fewer rows.
 _BATCH_TOKENS_BLAS = 2048
@@ -144,7 +106,7 @@ class Engine:
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         self.costs = costs or (CPU_COSTS if on_cpu else ACCELERATOR_COSTS)
         self.batch_tokens = self.costs.batch_tokens
-        self._compiled: set[tuple[int, ...]] = set()
+        self._compiled: set[tuple[tuple[int, ...], ...]] = set()
         split = unstack if self.costs.unrolled else lambda layers: layers
         # Kept on the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
@@ -237,7 +199,7 @@ class Engine:
             for result, batches in self._chunks(thread, jobs, size, max_length, batch_size, total):
                 if not unfinished or unfinished[-1] is not result:
                     unfinished.append(result)
-                self._compile(batch.tokens.shape for batch in batches)
+                self._compile(batches)
                 for batch in batches:
                     in_flight.append((result, batch, self._run(batch)))
                     while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
@@ -295,9 +257,8 @@ class Engine:
             return Shapes(max_length, self.devices, self.batch_tokens, batch_size)
         # The devices share a job: each compiles the same programs.
         costs, share = self.costs, tokens // self.devices
-        batch_tokens = costs.small_batch_tokens if share < costs.batch_tokens else costs.batch_tokens
         ratio = None if costs.fills else 2
-        return Shapes(max_length, self.devices, batch_tokens, batch_size, costs.steps(share), ratio)
+        return Shapes(max_length, self.devices, costs.tokens_of_batch(share), batch_size, costs.steps(share), ratio)
 
     # ---- for callers that gather their own batches ---------------------------------------------------------------------
 
@@ -316,13 +277,14 @@ class Engine:
 
     def compile(self, shapes: AnyShapes) -> None:
         """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
+        if not self.compiles:
+            return
+        batches = [shapes.empty(*shape) for shape in shapes.every()]
         with keep_short_programs():
-            self._compile(shapes.every())
-        none = np.arange(0)
-        for shape in shapes.every() if self.compiles else ():
-            # A program's first call takes longer than the next ones: it should be nobody's request.
-            lengths = np.ones(self._lengths(shape), np.int32)
-            np.asarray(self._run(Batch(none, none, np.zeros(shape, np.int32), lengths)))
+            self._compile(batches)
+        # A program's first call takes longer than the next ones: it should be nobody's request.
+        for batch in batches:
+            np.asarray(self._run(batch))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
         """Embed rows of token ids at once, in this thread.
@@ -340,20 +302,16 @@ class Engine:
             result[batch.positions] = np.asarray(embeddings)[batch.slots]
         return result
 
-    def _compile(self, shapes: Iterable[tuple[int, ...]]) -> None:
-        """Compile the programs for batches of these (rows, length) that were not compiled before, side by side."""
-        new = sorted(set(shapes) - self._compiled)
+    def _compile(self, batches: Iterable[Batch]) -> None:
+        """Compile the programs for batches of shapes that were not compiled before, side by side."""
+        new = sorted({(batch.tokens.shape, batch.lengths.shape) for batch in batches} - self._compiled)
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
         before = programs()
-        compile_all(self.embed, [(self.params, ids(shape), ids(self._lengths(shape))) for shape in new])
+        compile_all(self.embed, [(self.params, *map(ids, shapes)) for shapes in new])
         if (news := programs() - before).seconds >= 1:
             _log.info("%s", news)
         self._compiled.update(new)
-
-    def _lengths(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the lengths that belong to tokens of a shape."""
-        return tokens[:1]
 
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
@@ -369,8 +327,7 @@ class PackedEngine(Engine):
     pads = False
 
     def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> PackedShapes:
-        costs, share = self.costs, tokens // self.devices
-        batch_tokens = costs.small_batch_tokens if share < costs.batch_tokens else costs.batch_tokens
+        batch_tokens = self.costs.tokens_of_batch(tokens // self.devices)
         if batch_size is not None:
             batch_tokens = batch_size * max_length // self.devices
         return PackedShapes.of(max_length, self.devices, batch_tokens)
@@ -378,10 +335,6 @@ class PackedEngine(Engine):
     def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> PackedShapes:
         full = batch_tokens or self.batch_tokens
         return PackedShapes.of(max_length, self.devices, *(full // part for part in _PARTS))
-
-    def _lengths(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        rows, width = tokens
-        return rows, PackedShapes(width, (rows,)).texts
 
 
 class HostEngine(Engine):
@@ -397,7 +350,7 @@ class HostEngine(Engine):
         self.embed_on_host = embed
         self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
 
-    def _compile(self, shapes: Iterable[tuple[int, ...]]) -> None:
+    def _compile(self, batches: Iterable[Batch]) -> None:
         """Compile nothing: there are no programs."""
 
     def _run(self, batch: Batch) -> np.ndarray:

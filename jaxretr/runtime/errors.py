@@ -2,7 +2,8 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 
@@ -40,6 +41,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     words = {each.lstrip("-"): each for each in known}
     nearest = difflib.get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)
     return f"; did you mean '{words[nearest[0]]}'?" if nearest else ""
+
+
+def environment_choice(variable: str, choices: Sequence[str]) -> str:
+    """Return the choice that an environment variable states, or the first one if it is not set.
+
+    Raises:
+      UsageError: it states something else.
+    """
+    chosen = os.environ.get(variable) or choices[0]
+    if chosen not in choices:
+        known = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise UsageError(f"{variable}={chosen}: set it to {known}{did_you_mean(chosen, choices)}")
+    return chosen
 
 
 def at_least(least: int, **numbers: int | None) -> None:

@@ -237,7 +237,7 @@ def test_a_model_with_new_adapters_encodes_as_before(
     tiny_models: Path, name: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where both are compiled: without AVX-512 the loops for encoding know no parallel adapters, and round otherwise."""
-    monkeypatch.setattr("jaxretr.models.dual_encoder.blas_beats_xla", lambda: False)
+    monkeypatch.setattr("jaxretr.models.engine_choice.blas_beats_xla", lambda: False)
     model = DualEncoder.from_pretrained(tiny_models / "encoder", shared=shared, max_passage_length=48)
     fresh, moved = (with_adapter(model, SHAPES[name], noise) for noise in (0.0, 0.1))
     for encode in (DualEncoder.encode_passages, DualEncoder.encode_queries):

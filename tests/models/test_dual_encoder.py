@@ -23,14 +23,14 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
 from jaxretr.embeddings.encoding import encode
-from jaxretr.models import dual_encoder
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.backbones.adapter_layers import init_adapter
-from jaxretr.models.batches import PackedShapes, Shapes
+from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Costs, PackedShapes, Shapes
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
-from jaxretr.models.encode import ACCELERATOR_COSTS, CPU_COSTS, Costs, Engine
+from jaxretr.models.encode import Engine
+from jaxretr.models.engine_choice import jitted_embed
 from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.hub.tensor_files import write_safetensors
@@ -314,7 +314,7 @@ def test_a_job_on_an_accelerator_has_few_programs_and_the_same_vectors() -> None
     ids = [RNG.integers(1, 400, length).tolist() for length in RNG.integers(1, 49, 500)]
 
     def encoded(costs: Costs, count: int) -> np.ndarray:
-        engine = Engine(dual_encoder._embed_rows(CONFIG, "float32"), params, "float32", costs)
+        engine = Engine(jitted_embed(CONFIG, "float32"), params, "float32", costs)
         return engine.encode(lambda start, stop: (ids[start:stop], 0), count, 16, max_length=48)[0]
 
     before = programs()

@@ -11,7 +11,7 @@ from scipy.special import erfc
 from tiny import BERT
 
 from jaxretr.config import AdapterShape
-from jaxretr.models import dual_encoder, encode
+from jaxretr.models import encode, engine_choice
 from jaxretr.models.backbones import host_bert
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.encode import Engine, HostEngine, fastest_dtype
@@ -85,7 +85,7 @@ def test_attention_of_rows_of_any_length() -> None:
 def test_embeddings_are_xlas_up_to_rounding(bert: Any, changes: Any) -> None:
     config = DualEncoderConfig(dataclasses.replace(BERT, **bert), shared=True, **changes)
     params = tower(draw(config), "passage")
-    engine = HostEngine(dual_encoder._embed_on_host(config, params))
+    engine = HostEngine(engine_choice.embed_on_host(config, params))
     texts = [RNG.integers(1, BERT.vocab_size, length).tolist() for length in (2, 31, 9, 48, 1, 17, 33)]
 
     def encoded(texts: list[list[int]], **how: Any) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_the_engine_is_the_faster_one_of_the_processor(
     config = DualEncoderConfig(dataclasses.replace(BERT, **bert), shared=True, adapter=adapter)
     params = tower(draw(config), "question")
     ready = dataclasses.replace(config, lora_merged=adapter is not None)
-    assert type(dual_encoder._engine(ready, params, dtype)) is engine
+    assert type(engine_choice.choose_engine(ready, params, dtype)) is engine
 
 
 @pytest.mark.parametrize(

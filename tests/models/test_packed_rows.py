@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, get_args
 
+import jax
 import numpy as np
 import pytest
 from tiny import BERT, DECODER, lively
@@ -10,8 +11,9 @@ from tiny import BERT, DECODER, lively
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.models.backbones.packed_rows import counted_places, token_places
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
-from jaxretr.models.dual_encoder import ENGINE_VARIABLE, DualEncoder
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params, tower
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.programs import programs
 from jaxretr.serve.encoding import BatchEncoder
@@ -115,3 +117,11 @@ def test_engines_that_cannot_run_are_refused(
     monkeypatch.setenv(ENGINE_VARIABLE, chosen)
     with pytest.raises(UsageError, match=named):
         model.engine("passage")
+
+
+def test_dropout_by_the_keys_of_rows_is_refused() -> None:
+    config = DualEncoderConfig(BERT)
+    params, keys = tower(init_params(config, seed=1), "passage"), jax.random.split(jax.random.key(0), 1)
+    tokens, lengths = np.ones((1, 16), np.int32), np.array([[3, 4]], np.int32)
+    with pytest.raises(ValueError, match="packed"):
+        embed(config, params, tokens, lengths, dtype="float32", keys=keys)

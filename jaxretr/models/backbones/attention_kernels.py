@@ -1,12 +1,12 @@
 """The attention kernel on NVIDIA GPUs, chosen by JAXRETR_ATTENTION; and cuDNN's, for programs without dropout."""
 
-import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.models.backbones.packed_rows import are_packed
+from jaxretr.runtime.errors import environment_choice
 
 ATTENTION_VARIABLE = "JAXRETR_ATTENTION"
 _CHOICES = "fused", "cudnn", "xla"
@@ -32,16 +32,13 @@ def chosen_attention() -> str:
     Raises:
       UsageError: JAXRETR_ATTENTION has another value.
     """
-    chosen = os.environ.get(ATTENTION_VARIABLE) or _CHOICES[0]
-    if chosen not in _CHOICES:
-        known = f"{', '.join(_CHOICES[:-1])} or {_CHOICES[-1]}"
-        raise UsageError(f"{ATTENTION_VARIABLE}={chosen}: set it to {known}{did_you_mean(chosen, _CHOICES)}")
-    return chosen
+    return environment_choice(ATTENTION_VARIABLE, _CHOICES)
 
 
-def can_use_cudnn(dtype: Any, size: int) -> bool:
-    """Whether cuDNN has attention for products of this type and heads of this size."""
-    return jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
+def can_use_cudnn(dtype: Any, size: int, bias: Any) -> bool:
+    """Whether cuDNN has attention for products of this type, heads of this size and rows with such a bias."""
+    padded = isinstance(bias, KeyBias) and not are_packed(bias.lengths)
+    return padded and jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
 
 
 def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, scale: float) -> jax.Array:

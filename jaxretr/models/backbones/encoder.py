@@ -12,6 +12,7 @@ from jaxretr.models.backbones.adapter_layers import make_adapters
 from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, folded
 from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
 from jaxretr.models.backbones.layers import Embedding
+from jaxretr.models.backbones.packed_rows import are_packed
 
 
 class Encoder(nnx.Module):
@@ -67,6 +68,8 @@ class Encoder(nnx.Module):
         Returns:
           float32 [B, L, D].
         """
+        if keys is not None and are_packed(lengths):
+            raise ValueError("dropout: the keys are those of padded rows, and these are packed")
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         drop = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)
         x = drop(self.embedded(x, tokens, lengths, types))

@@ -17,7 +17,7 @@ from jaxretr.models.backbones.attention_kernels import KeyBias, by_cudnn, can_us
 from jaxretr.models.backbones.dropout import Dropout, dropped
 from jaxretr.models.backbones.fused_attention import Form, can_fuse, fused_attention
 from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result
-from jaxretr.models.backbones.packed_rows import are_packed, hidden_keys
+from jaxretr.models.backbones.packed_rows import hidden_keys
 from jaxretr.models.backbones.products import product
 from jaxretr.runtime.parallel.split_parameters import rows_of, whole
 
@@ -199,14 +199,13 @@ def attend(
 
     arguments = q_blhd, k_bmhd, v_bmhd, bias, keys
     chosen = chosen_attention() if isinstance(bias, KeyBias) else "xla"
-    padded = isinstance(bias, KeyBias) and not are_packed(bias.lengths)
     if chosen == "fused" and can_fuse(dtype, size):
         form = Form(scale, drop.rate)
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
             return fused_attention(q, k, v, bias, keys, form, written_out)
-    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size) and padded:
+    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size, bias):
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))

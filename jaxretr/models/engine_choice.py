@@ -1,0 +1,69 @@
+"""The choice of the engine that runs a tower: the faster one on this machine, or the one that JAXRETR_ENGINE names."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.embed import DualEncoderConfig, dense_params, embed
+from jaxretr.models.encode import Engine, HostEngine, PackedEngine
+from jaxretr.runtime.errors import UsageError, environment_choice
+from jaxretr.runtime.parallel.machine import blas_beats_xla
+from jaxretr.runtime.parallel.programs import device_jit
+
+ENGINE_VARIABLE = "JAXRETR_ENGINE"
+_ENGINES = "auto", "packed", "padded", "host"
+
+
+def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
+    """Return the engine that JAXRETR_ENGINE names, or the faster one on this machine: the one place that chooses.
+
+    Raises:
+      UsageError: JAXRETR_ENGINE names no engine, or one that cannot run this encoder.
+    """
+    chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
+    faster = chosen == "auto" and jax.default_backend() == "cpu" and blas_beats_xla()
+    if dtype == "float32" and (chosen == "host" or faster):
+        from jaxretr.models.backbones import host_bert  # Numba takes half a second to import.
+
+        bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
+        # Any other pooling goes through XLA until it is written below as well.
+        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.backbone):
+            return HostEngine(embed_on_host(config, jax.device_get(tower_params)))
+    if chosen == "host":
+        raise UsageError(
+            f"{ENGINE_VARIABLE}=host is for float32, BERT's layers and pooling 'cls' or 'mean'; set it to padded or packed"
+        )
+    kind = PackedEngine if chosen == "packed" else Engine
+    return kind(jitted_embed(config, dtype), tower_params, dtype)
+
+
+def embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
+    """Return `embed` in numpy, a function of (tokens, lengths); the parameters become numpy arrays as well."""
+    from jaxretr.models.backbones.host_bert import HostBert
+
+    assert isinstance(config.backbone, BertConfig)
+    encoder, dense = HostBert(config.backbone, tower_params[BACKBONE]), dense_params(config, tower_params)
+
+    def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths
+        pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
+        for layer, shape in dense:
+            pooled = pooled @ layer["kernel"] + layer["bias"]
+            pooled = np.tanh(pooled) if shape.activation == "tanh" else pooled
+        pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
+        if not config.normalise:
+            return pooled
+        return pooled / np.sqrt(np.maximum(np.square(pooled).sum(axis=1, keepdims=True), 1e-24))
+
+    return embed_rows
+
+
+@cache
+def jitted_embed(config: DualEncoderConfig, dtype: str) -> Any:
+    """Return the compiled `embed` of (parameters, tokens, lengths); one for all encoders of the same shape, so that none is compiled twice."""
+    return device_jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
