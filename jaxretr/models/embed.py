@@ -14,7 +14,7 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, k
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
-from jaxretr.models.backbones.packed_rows import are_packed, text_numbers, token_places, unpacked
+from jaxretr.models.backbones.packed_rows import are_packed, text_numbers, token_places
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -340,9 +340,6 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
       float32 [B, D], of packed rows [B * M, D].
     """
     packed, width = are_packed(lengths), states.shape[1]
-    if pooling == "max":
-        states, lengths = unpacked(states, lengths, width) if packed else (states, lengths)
-        return jnp.where(jnp.arange(width)[:, None] < lengths[:, None, None], states, -1e9).max(axis=1)
     place = token_places(lengths, width)
     # Whether a text has the token: [B, L], of packed rows [B, M, L].
     if packed:
@@ -352,6 +349,9 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
         if pooling == "cls":
             return states[:, 0]
         own = place < lengths[:, None]
+    if pooling == "max":
+        largest = jnp.where(own[..., None], states[:, None] if packed else states, -1e9).max(axis=-2)
+        return largest.reshape(-1, states.shape[-1])
     # sentence-transformers' smallest divisor, for rows of length 0.
     least = 1e-9
     weights, divisor = own.astype(states.dtype), jnp.ones(lengths.shape)

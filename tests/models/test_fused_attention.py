@@ -309,6 +309,14 @@ def test_only_programs_for_nvidia_gpus_take_the_kernels(monkeypatch: pytest.Monk
     assert "_backward_kernel" in text
     for platform in ("cpu", "tpu"):
         assert "triton" not in lowered(gradient, platform, q)
+
+    def of_packed_rows(q: jax.Array) -> Any:
+        bias = key_bias(jnp.array([[9, 3, 0], [20, 2, 2]]), 24)
+        return jax.grad(lambda q: attend(q, q, q, bias, "bfloat16", Dropout(None, 0.0)).astype(jnp.float32).sum())(q)
+
+    text = lowered(of_packed_rows, "cuda", q)
+    assert "_forward_kernel" in text
+    assert "_backward_kernel" in text
     # float32 has no such kernel, nor have heads of 8.
     assert "triton" not in lowered(partial(gradient, dtype="float32"), "cuda", q)
     assert "triton" not in lowered(gradient, "cuda", jax.ShapeDtypeStruct((2, 24, 2, 8), jnp.bfloat16))

@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton
 
 from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.dropout import element_bits, folded, folded_words, threshold
-from jaxretr.models.backbones.packed_rows import are_packed, text_starts
+from jaxretr.models.backbones.packed_rows import are_packed, text_tiles
 from jaxretr.runtime.parallel.mesh import varying_alike
 
 SIZES = (16, 32, 64, 128)
@@ -203,25 +203,8 @@ def _block(length: int) -> int:
 
 
 def _tiles(lengths: jax.Array, width: int, block: int) -> jax.Array:
-    """Return the arrays that tell a program its block: the lengths of padded rows, whose blocks are numbered.
-
-    Of packed rows, n tiles each, int32 [B, n, 4]: where a text starts, a block's number in it, and the text's length,
-    twice. There are tiles for the unfilled end, which get a length of 0 and write zeros, and unused ones, which write
-    nothing.
-    """
-    if not are_packed(lengths):
-        return lengths
-    texts = lengths.shape[1]
-    starts = text_starts(lengths)
-    sizes = jnp.concatenate([lengths, width - starts[:, -1:]], axis=1)
-    counts = (sizes + block - 1) // block
-    ends = jnp.cumsum(counts, axis=1)
-    number = jnp.arange(width // block + texts + 1)
-    text = (number[:, None] >= ends[:, None, :]).sum(axis=-1)  # [B, n], M + 1 of unused tiles
-    of_text = lambda values: jnp.take_along_axis(values, jnp.minimum(text, texts), axis=1)  # noqa: E731
-    size = jnp.where(text > texts, 0, of_text(sizes))
-    tiles = [of_text(starts), number - of_text(ends - counts), jnp.where(text < texts, size, 0), size]
-    return jnp.stack(tiles, axis=-1).astype(jnp.int32)
+    """Return the array that tells a program its block: the lengths of padded rows, or the tiles of packed ones."""
+    return text_tiles(lengths, width, block) if are_packed(lengths) else lengths
 
 
 def _count(tiles: jax.Array, width: int, block: int) -> int:

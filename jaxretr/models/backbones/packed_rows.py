@@ -68,19 +68,26 @@ def hidden_keys(lengths: jax.Array, width: int) -> jax.Array:
     return jnp.where(real, 0.0, -1e9)[:, None, :, None]
 
 
-def unpacked(states: jax.Array, lengths: jax.Array, longest: int) -> tuple[jax.Array, jax.Array]:
-    """Return padded rows of the texts of packed ones.
+def text_tiles(lengths: jax.Array, width: int, block: int) -> jax.Array:
+    """Return the blocks of the texts of packed rows, for kernels that run one program for each.
 
     Args:
-      states: float [B, L, ...].
       lengths: lengths of packed rows, int32 [B, M].
-      longest: length of the longest text.
+      width: L.
+      block: tokens of a block.
 
     Returns:
-      float [B * M, longest, ...], of other texts or of the end behind each text; their lengths, int32 [B * M].
+      int32 [B, n, 4], for each block where its text starts, its number in the text, the text's length, and the number of
+      places that it may write. Blocks of the unfilled end have a length of 0, and unused ones nothing to write either.
     """
-    width = states.shape[1]
-    places = jnp.minimum(text_starts(lengths)[:, :-1, None] + jnp.arange(min(longest, width)), width - 1)
-    rows = jnp.arange(len(states))[:, None, None]
-    taken = states[rows, places]
-    return taken.reshape(-1, *taken.shape[2:]), lengths.reshape(-1)
+    texts = lengths.shape[1]
+    starts = text_starts(lengths)
+    sizes = jnp.concatenate([lengths, width - starts[:, -1:]], axis=1)
+    counts = (sizes + block - 1) // block
+    number = jnp.arange(width // block + texts + 1)
+    text = text_numbers(counts, len(number))  # [B, n], M + 1 of unused blocks
+    facts = jnp.stack([starts, text_starts(counts)[:, :-1], sizes], axis=-1)  # of each text, [B, M + 1, 3]
+    start, first, size = jnp.unstack(jnp.take_along_axis(facts, jnp.minimum(text, texts)[..., None], axis=1), axis=-1)
+    size = jnp.where(text > texts, 0, size)
+    tiles = start, number - first, jnp.where(text < texts, size, 0), size
+    return jnp.stack(tiles, axis=-1).astype(jnp.int32)
