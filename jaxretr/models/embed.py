@@ -289,7 +289,7 @@ def embed(
       lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M]; a length of 0
         gives some finite vector.
       dtype: type of the encoder's matmul operands, float32 or bfloat16.
-      keys: one PRNG key per row [B], which switches dropout on.
+      keys: one PRNG key per text, of the lengths' shape, which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 

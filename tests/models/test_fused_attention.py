@@ -13,7 +13,7 @@ from test_attention_kernels import lowered
 
 from jaxretr.models.backbones import fused_attention
 from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE, KeyBias
-from jaxretr.models.backbones.dropout import Dropout, dropped
+from jaxretr.models.backbones.dropout import Dropout, PackedKeys, dropped
 from jaxretr.models.backbones.fused_attention import Form
 from jaxretr.models.backbones.layers import attend, key_bias
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
@@ -200,7 +200,7 @@ def test_padding_and_the_batch_change_no_bit() -> None:
 @pytest.mark.parametrize("biased", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_texts_in_packed_rows_are_to_the_bit_what_they_are_alone(biased: bool) -> None:
     lengths = [20, 7, 1, 16, 3]
-    alone, positions = drawn(lengths, 24, rate=0.0), None
+    alone, positions = drawn(lengths, 24), None
     if biased:  # by the distance of a key, as all biases of positions are
         distances = np.arange(40)[:, None] - np.arange(40)
         positions = jnp.float32(np.random.default_rng(1).standard_normal((1, 2, 79))[..., distances + 39])
@@ -224,10 +224,11 @@ def test_texts_in_packed_rows_are_to_the_bit_what_they_are_alone(biased: bool) -
     bias = key_bias(jnp.array(sizes, jnp.int32), 40, positions)
     arrays = {name: jnp.bfloat16(values) for name, values in packed.items()}
     cotangent = arrays["cotangent"].reshape(2, 40, 32)
+    keys = PackedKeys(alone.keys[np.minimum(order, 4)], bias.lengths)
     both = Rows(arrays["q"], arrays["k"], arrays["v"], cotangent, bias, None)
-    out = jax.jit(lambda *qkv: fused(*qkv, bias, None, rate=0.0))(*both[:3])
-    expected = by_kernels(alone._replace(keys=None), 0.0)
-    gradients = jax.jit(lambda q, k, v, c: jax.vjp(lambda *qkv: fused(*qkv, bias, None, rate=0.0), q, k, v)[1](c))
+    out = jax.jit(lambda *qkv: fused(*qkv, bias, keys))(*both[:3])
+    expected = by_kernels(alone)
+    gradients = jax.jit(lambda q, k, v, c: jax.vjp(lambda *qkv: fused(*qkv, bias, keys), q, k, v)[1](c))
     found = {"out": out, **(dict(zip("qkv", gradients(*both[:4]), strict=True)) if not biased else {})}
     for name, values in found.items():
         flat = np.asarray(values, np.float64).reshape(2, 40, -1)
@@ -235,7 +236,7 @@ def test_texts_in_packed_rows_are_to_the_bit_what_they_are_alone(biased: bool) -
             own = expected[name][text, : lengths[text]].reshape(lengths[text], -1)
             np.testing.assert_array_equal(flat[row, place], own, err_msg=f"{name} of {text}")
         assert not flat[0, 24:].any() and not flat[1, 23:].any(), name  # the unfilled ends
-    near = written_out(*both[:3], bias, None, rate=0.0)
+    near = written_out(*both[:3], bias, keys, rate=RATE)
     for text, row, place in places:
         one, other = (np.asarray(x, np.float64).reshape(2, 40, -1)[row, place] for x in (near, out))
         assert np.linalg.norm(one - other) < TOLERANCE * np.linalg.norm(other), text
@@ -312,7 +313,8 @@ def test_only_programs_for_nvidia_gpus_take_the_kernels(monkeypatch: pytest.Monk
 
     def of_packed_rows(q: jax.Array) -> Any:
         bias = key_bias(jnp.array([[9, 3, 0], [20, 2, 2]]), 24)
-        return jax.grad(lambda q: attend(q, q, q, bias, "bfloat16", Dropout(None, 0.0)).astype(jnp.float32).sum())(q)
+        drop = Dropout(PackedKeys(jax.random.split(jax.random.key(0), (2, 3)), bias.lengths), RATE)
+        return jax.grad(lambda q: attend(q, q, q, bias, "bfloat16", drop).astype(jnp.float32).sum())(q)
 
     text = lowered(of_packed_rows, "cuda", q)
     assert "_forward_kernel" in text

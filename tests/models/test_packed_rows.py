@@ -42,18 +42,24 @@ RNG = np.random.default_rng(4)
     ],
 )
 def test_a_texts_vector_is_that_of_a_padded_row(backbone: str, pooling: Any) -> None:
+    """With the dropout of the text's own key: masks follow a text into any row."""
     adapter = AdapterShape(lora_rank=2, bottleneck=4) if (backbone, pooling) == ("bert", "mean") else None
-    config = DualEncoderConfig(BACKBONES[backbone], pooling=pooling, adapter=adapter)
+    shape = dataclasses.replace(BACKBONES[backbone], hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2)
+    config = DualEncoderConfig(shape, pooling=pooling, adapter=adapter)
     params = tower(lively(init_params(config, seed=1), seed=2), "passage")
     texts = [RNG.integers(0, 400, length) for length in (5, 1, 9, 16, 3, 7, 12, 2)]  # some hold MPNet's padding token
     padded = np.stack([np.pad(text, (0, 16 - len(text))) for text in texts]).astype(np.int32)
-    expected = np.asarray(embed(config, params, padded, np.array([*map(len, texts)], np.int32), dtype="float32"))
+    keys = jax.random.split(jax.random.key(3), 8)
+    real = np.array([*map(len, texts)], np.int32)
+    expected = np.asarray(embed(config, params, padded, real, dtype="float32", keys=keys))
+    assert abs(expected - np.asarray(embed(config, params, padded, real, dtype="float32"))).max() > 0.01
     for order in ([[0, 3, 1], [2, 4, 5, 7], [6]], [[7, 6], [5, 4, 3], [2, 1, 0]]):
         tokens, lengths = np.zeros((3, 32), np.int32), np.zeros((3, 4), np.int32)
+        own = keys[np.array([some + [0] * (4 - len(some)) for some in order])]
         for row, some in enumerate(order):
             lengths[row, : len(some)] = [len(texts[text]) for text in some]
             tokens[row, : lengths[row].sum()] = np.concatenate([texts[text] for text in some])
-        vectors = np.asarray(embed(config, params, tokens, lengths, dtype="float32")).reshape(3, 4, -1)
+        vectors = np.asarray(embed(config, params, tokens, lengths, dtype="float32", keys=own)).reshape(3, 4, -1)
         assert np.isfinite(vectors).all()
         for row, some in enumerate(order):
             np.testing.assert_allclose(vectors[row, : len(some)], expected[some], rtol=0, atol=5e-6)
@@ -117,11 +123,3 @@ def test_engines_that_cannot_run_are_refused(
     monkeypatch.setenv(ENGINE_VARIABLE, chosen)
     with pytest.raises(UsageError, match=named):
         model.engine("passage")
-
-
-def test_dropout_by_the_keys_of_rows_is_refused() -> None:
-    config = DualEncoderConfig(BERT)
-    params, keys = tower(init_params(config, seed=1), "passage"), jax.random.split(jax.random.key(0), 1)
-    tokens, lengths = np.ones((1, 16), np.int32), np.array([[3, 4]], np.int32)
-    with pytest.raises(ValueError, match="packed"):
-        embed(config, params, tokens, lengths, dtype="float32", keys=keys)

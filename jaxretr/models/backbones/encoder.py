@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.adapter_layers import make_adapters
-from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, folded
+from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, PackedKeys, folded
 from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
 from jaxretr.models.backbones.layers import Embedding
 from jaxretr.models.backbones.packed_rows import are_packed
@@ -59,7 +59,7 @@ class Encoder(nnx.Module):
         Args:
           tokens: token ids, any integer type [B, L], padded on the right or packed.
           lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M].
-          keys: one PRNG key per padded row [B], which switches dropout on.
+          keys: one PRNG key per row [B], or per text of packed rows [B, M], which switches dropout on.
           keep_matmuls: as in `scan_layers`.
           words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
           types: types of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the
@@ -68,16 +68,15 @@ class Encoder(nnx.Module):
         Returns:
           float32 [B, L, D].
         """
-        if keys is not None and are_packed(lengths):
-            raise ValueError("dropout: the keys are those of padded rows, and these are packed")
+        given = PackedKeys(keys, lengths) if keys is not None and are_packed(lengths) else keys
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
-        drop = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)
+        drop = Dropout(folded(given, EMBEDDINGS), self.config.hidden_dropout_prob)
         x = drop(self.embedded(x, tokens, lengths, types))
         if self.config.num_hidden_layers:
             apply = self.applied(lengths, tokens.shape[1])
             parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
             layers = list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts
-            x = scan_layers(layers, x, apply, keys, keep_matmuls=keep_matmuls)
+            x = scan_layers(layers, x, apply, given, keep_matmuls=keep_matmuls)
         return self.finished(x, drop)
 
     def add_tables(self, config: Any, rngs: nnx.Rngs) -> None:

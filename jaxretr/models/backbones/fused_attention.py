@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxretr.models.backbones.attention_kernels import KeyBias
-from jaxretr.models.backbones.dropout import element_bits, folded, folded_words, threshold
+from jaxretr.models.backbones.dropout import PackedKeys, element_bits, folded, folded_words, threshold
 from jaxretr.models.backbones.packed_rows import are_packed, text_tiles
 from jaxretr.runtime.parallel.mesh import varying_alike
 
@@ -75,7 +75,7 @@ def fused_attention(
       k_blhd: keys, of the same shape and type.
       v_blhd: values, of the same shape and type.
       bias: bias of the scores.
-      keys: keys of dropout, uint32 [B, 2]; None: no dropout, as for packed rows.
+      keys: keys of dropout, uint32 [B, 2] or `PackedKeys` with [B, M, 2]; None: no dropout.
       form: constants of the kernel.
       written_out: function of (q, k, v, bias, keys) that computes the same without a kernel: its gradient is taken
         where there is a bias of positions.
@@ -83,11 +83,12 @@ def fused_attention(
     Returns:
       bfloat16 [B, L, H * d].
     """
-    *arrays, keys = varying_alike(q_blhd, k_blhd, v_blhd, *bias, keys)
+    words = keys.words if isinstance(keys, PackedKeys) else keys
+    *arrays, words = varying_alike(q_blhd, k_blhd, v_blhd, *bias, words)
     q, k, v, bias = *arrays[:3], KeyBias(*arrays[3:])
     if bias.positions is None:
-        return _fused(q, k, v, bias.lengths, _of_heads(keys, q.shape[2]), form)
-    return _fused_with_positions(q, k, v, bias, keys, form, written_out)
+        return _fused(q, k, v, bias.lengths, _of_heads(words, q.shape[2]), form)
+    return _fused_with_positions(q, k, v, bias, words, form, written_out)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -105,7 +106,8 @@ def _backward_with_positions(form: Form, written_out: Any, saved: Any, cotangent
     q, k, v, bias, keys = saved
 
     def of_these(q: jax.Array, k: jax.Array, v: jax.Array, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-        return written_out(q, k, v, KeyBias(hidden, positions, bias.lengths), keys)
+        given = PackedKeys(keys, bias.lengths) if keys is not None and are_packed(bias.lengths) else keys
+        return written_out(q, k, v, KeyBias(hidden, positions, bias.lengths), given)
 
     *of_qkv, hidden, positions = jax.vjp(of_these, q, k, v, bias.hidden, bias.positions)[1](cotangent)
     return *of_qkv, KeyBias(hidden, positions, None), None  # pyright: ignore[reportArgumentType]
@@ -156,8 +158,8 @@ _fused.defvjp(_forward, _backward)
 
 
 def _of_heads(keys: jax.Array | None, heads: int) -> Any:
-    """Return the keys of each head, uint32 [B, H, 2], as `random_bits` folds them."""
-    return None if keys is None else folded(keys[:, None, :], jnp.arange(heads))
+    """Return the keys of each head, uint32 [B, ..., H, 2], as `random_bits` folds them."""
+    return None if keys is None else folded(keys[..., None, :], jnp.arange(heads))
 
 
 def _attended(
@@ -291,10 +293,9 @@ def _forward_kernel(tiles, q, k, v, *others, form: Form, block: int, has_keys: b
     keys = others[0] if has_keys else None
     positions = others[has_keys] if has_positions else None
     out, *sums = others[has_keys + has_positions :]
-    head, row = pl.program_id(1), pl.program_id(2)
     here, length = _own_block(tiles, q.shape[0], block)
     queries = here.rows(q, length)
-    words = _words(keys, row, head, here)
+    words = _words(_own_key(keys, tiles), here)
 
     def add(number: jax.Array, sofar: Any) -> Any:
         # For each query: the largest score so far, the sum of exponentials relative to it, [queries], and the values'
@@ -330,7 +331,7 @@ def _backward_kernel(tiles, q, k, v, cotangents, sums, deltas, *others, form: Fo
     """Compute the gradients of one block of keys and values and of one block of queries, of a head of a row."""
     *given, of_q, of_k, of_v = others
     keys = given[0] if given else None
-    head, row = pl.program_id(1), pl.program_id(2)
+    own_key = _own_key(keys, tiles)
     here, length = _own_block(tiles, q.shape[0], block)
     blocks, real = _blocks(here, length), (here.places < length)[:, None]
     rescale = _rescale(form, keys)
@@ -349,7 +350,7 @@ def _backward_kernel(tiles, q, k, v, cotangents, sums, deltas, *others, form: Fo
         weights = probabilities
         # Dropout: dropped probabilities weigh nothing and get no cotangent; the others' is rescaled.
         if keys is not None:
-            kept = _kept(_words(keys, row, head, there), here, form, keys_first=True)
+            kept = _kept(_words(own_key, there), here, form, keys_first=True)
             weights, back = jnp.where(kept, probabilities, 0.0), jnp.where(kept, back * rescale, 0.0)
         sum_v += triton.dot(weights.astype(v.dtype), cotangent)
         # Cotangents of the scores, by the softmax's gradient.
@@ -364,7 +365,7 @@ def _backward_kernel(tiles, q, k, v, cotangents, sums, deltas, *others, form: Fo
     # Then queries, with scores laid out queries x keys.
     own_q, cotangent = here.rows(q, length), here.rows(cotangents, length)
     own_sums, own_deltas = here.line(sums, length)[:, None], here.line(deltas, length)[:, None]
-    words = _words(keys, row, head, here)
+    words = _words(own_key, here)
 
     def add_keys(number: jax.Array, sum_q: jax.Array) -> jax.Array:
         there = here.at(number)
@@ -393,11 +394,18 @@ def _rescale(form: Form, keys: Any) -> float:
     return 1.0 if keys is None else 1.0 / (1.0 - form.rate)
 
 
-def _words(keys: Any, row: Any, head: Any, queries: _Block) -> Any:
-    """Return two words for each query's line of probabilities, or None without dropout."""
+def _own_key(keys: Any, tiles: Any) -> Any:
+    """Return the two words of the key of this program's text and head, or None without dropout."""
     if keys is None:
         return None
-    return folded_words(keys[row, head, 0], keys[row, head, 1], queries.places.astype(jnp.uint32))
+    number, head, row = (pl.program_id(axis) for axis in range(3))
+    text = () if len(tiles.shape) == 1 else (tiles[row, number, 4],)
+    return keys[row, *text, head, 0], keys[row, *text, head, 1]
+
+
+def _words(key: Any, queries: _Block) -> Any:
+    """Return two words for each query's line of probabilities, or None without dropout."""
+    return None if key is None else folded_words(*key, queries.places.astype(jnp.uint32))
 
 
 def _kept(words: Any, keys: _Block, form: Form, *, keys_first: bool = False) -> jax.Array:

@@ -27,6 +27,12 @@ def text_starts(lengths: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.zeros_like(ends[:, :1]), ends], axis=1)
 
 
+def of_tokens(values: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
+    """Return the value of each token's text: values [B, M, ...], lengths int32 [B, M] -> [B, L, ...]; any in the end."""
+    text = jnp.minimum(text_numbers(lengths, width), lengths.shape[1] - 1)
+    return jnp.take_along_axis(values, text.reshape(*text.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
 def token_starts(lengths: jax.Array, width: int) -> jax.Array:
     """Return the place in the row where each token's text starts: int32 [B, M] -> int32 [B, L]."""
     return jnp.take_along_axis(text_starts(lengths), text_numbers(lengths, width), axis=1)
@@ -77,8 +83,9 @@ def text_tiles(lengths: jax.Array, width: int, block: int) -> jax.Array:
       block: tokens of a block.
 
     Returns:
-      int32 [B, n, 4], for each block where its text starts, its number in the text, the text's length, and the number of
-      places that it may write. Blocks of the unfilled end have a length of 0, and unused ones nothing to write either.
+      int32 [B, n, 5], for each block where its text starts, its number in the text, the text's length, the number of
+      places that it may write, and the text's number. Blocks of the unfilled end have a length of 0, and unused ones
+      nothing to write either; both have the number of some text.
     """
     texts = lengths.shape[1]
     starts = text_starts(lengths)
@@ -89,5 +96,5 @@ def text_tiles(lengths: jax.Array, width: int, block: int) -> jax.Array:
     facts = jnp.stack([starts, text_starts(counts)[:, :-1], sizes], axis=-1)  # of each text, [B, M + 1, 3]
     start, first, size = jnp.unstack(jnp.take_along_axis(facts, jnp.minimum(text, texts)[..., None], axis=1), axis=-1)
     size = jnp.where(text > texts, 0, size)
-    tiles = start, number - first, jnp.where(text < texts, size, 0), size
+    tiles = start, number - first, jnp.where(text < texts, size, 0), size, jnp.minimum(text, texts - 1)
     return jnp.stack(tiles, axis=-1).astype(jnp.int32)
