@@ -1,4 +1,4 @@
-"""The choice of the engine that runs a tower: the faster one on this machine, or the one that JAXRETR_ENGINE names."""
+"""The choice of the engine that runs a tower, and of a training step's rows: the faster one, or what JAXRETR_ENGINE names."""
 
 from functools import cache
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxretr.models.backbones.attention_kernels import chosen_attention
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.fused_attention import can_fuse
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import DualEncoderConfig, dense_params, embed
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, dense_params, embed
 from jaxretr.models.encode import Engine, HostEngine, PackedEngine
 from jaxretr.runtime.errors import UsageError, environment_choice
 from jaxretr.runtime.parallel.machine import blas_beats_xla
@@ -40,6 +42,28 @@ def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -
         )
     kind = PackedEngine if chosen == "packed" else Engine
     return kind(jitted_embed(config, dtype), tower_params, dtype)
+
+
+def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: str) -> int:
+    """Return the tokens, about, of packed rows of training steps on devices of this platform; 0: their rows are padded.
+
+    The attention kernel skips what is not of a text, so that rows can be long and their unfilled ends are a small part of
+    them; written out, attention costs as much as the row is long.
+
+    Raises:
+      UsageError: JAXRETR_ENGINE names no engine.
+    """
+    if environment_choice(ENGINE_VARIABLE, _ENGINES) != "packed":
+        return 0
+    parts = (encoder.base, encoder.lexical) if isinstance(encoder, JointConfig) else (encoder,)
+    shapes = [part.backbone for part in parts]
+    fused = dtype == "bfloat16" and all(
+        isinstance(shape, BertConfig)
+        and not shape.relative_attention_num_buckets
+        and can_fuse(dtype, shape.hidden_size // shape.num_attention_heads)
+        for shape in shapes
+    )
+    return 2048 if fused and platform in ("cuda", "gpu") and chosen_attention() == "fused" else 512
 
 
 def embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:

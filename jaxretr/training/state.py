@@ -93,6 +93,12 @@ class CorpusTokens:
     width: int = field(metadata={"static": True})
     """Number of columns that hold the longest row."""
 
+    def ids_at(self, rows: jax.Array, places: jax.Array) -> jax.Array:
+        """Return single ids of this device's rows: their numbers and places in them, int32 [...] -> the ids, [...]."""
+        if self.ids.ndim == 1:
+            return self.ids[self.offsets[rows] + places]
+        return self.ids[rows // (len(self.offsets) // len(self.ids)), self.offsets[rows] + places]
+
     def take(self, rows: jax.Array) -> TokenRows:
         """Return some of this device's rows, padded with 0; call it inside the shard_map, or on a single device.
 

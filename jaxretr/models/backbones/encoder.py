@@ -68,7 +68,7 @@ class Encoder(nnx.Module):
         Returns:
           float32 [B, L, D].
         """
-        given = PackedKeys(keys, lengths) if keys is not None and are_packed(lengths) else keys
+        given: Any = PackedKeys(keys, lengths) if keys is not None and are_packed(lengths) else keys
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         drop = Dropout(folded(given, EMBEDDINGS), self.config.hidden_dropout_prob)
         x = drop(self.embedded(x, tokens, lengths, types))

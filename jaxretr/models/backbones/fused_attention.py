@@ -405,7 +405,7 @@ def _own_key(keys: Any, tiles: Any) -> Any:
 
 def _words(key: Any, queries: _Block) -> Any:
     """Return two words for each query's line of probabilities, or None without dropout."""
-    return None if key is None else folded_words(*key, queries.places.astype(jnp.uint32))
+    return None if key is None else folded_words(key[0], key[1], queries.places.astype(jnp.uint32))
 
 
 def _kept(words: Any, keys: _Block, form: Form, *, keys_first: bool = False) -> jax.Array:

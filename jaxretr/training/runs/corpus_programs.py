@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from jaxretr.config import ArtConfig, ContrastiveConfig
 from jaxretr.data.token_store import TokenStore
+from jaxretr.models.engine_choice import packed_row
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
@@ -185,4 +186,5 @@ def index_settings(
         "shard_parameters": splits(config.mesh, encoder, mesh),
         "index_aware": config.index_aware,
         "passage_widths": passage_widths,
+        "packed_row": packed_row(encoder, config.encoder.dtype, mesh.devices.flat[0].platform),
     }

@@ -34,11 +34,10 @@ from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, vary
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
 from jaxretr.training.steps.art_passages import filled, without_repeats
+from jaxretr.training.steps.encoding import embed_batch, embed_questions
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     IndexProgram,
-    embed_passages,
-    embed_questions,
     fetch_rows,
     find_passages,
     staleness,
@@ -49,7 +48,7 @@ from jaxretr.training.steps.live_index import (
 from jaxretr.training.steps.score_table import TableState
 from jaxretr.training.steps.teaching import Questions, Teaching, teach
 from jaxretr.training.steps.text_keys import TextKeys
-from jaxretr.training.steps.typo_terms import embed_with_forms, typo_losses
+from jaxretr.training.steps.typo_terms import typo_losses
 
 
 @jax.tree_util.register_dataclass
@@ -152,12 +151,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
-            questions = batch.tokens, batch.lengths
-            if batch.forms is None:
-                q, forms = embed_questions(program, params, state.frozen, *questions, keys.questions), None  # [b, D]
-            else:  # a side road: terms for misspelt forms, [b, V, D]
-                q, forms = embed_with_forms(program, params, state.frozen, *questions, batch.forms, keys)
-            p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
+            # [b, D], [b, K, D]; forms [b, V, D] are a side road: there are some where the loss has terms for misspelt ones.
+            q, forms, p = embed_batch(program, params, state.frozen, batch, found, keys)
             loss_on = partial(student_loss, program, q, p, teacher, batch, forms=forms)
             if program.index_aware.kind == "none":
                 loss, (student, terms) = loss_on()

@@ -26,10 +26,9 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, st
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.training.steps.encoding import embed_batch, embed_questions
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
-    embed_passages,
-    embed_questions,
     fetch_rows,
     find_passages,
     staleness,
@@ -38,7 +37,6 @@ from jaxretr.training.steps.live_index import (
     write_back,
 )
 from jaxretr.training.steps.text_keys import TextKeys
-from jaxretr.training.steps.typo_terms import embed_with_forms
 
 
 def make_step(
@@ -93,12 +91,8 @@ def make_step(
 
         # 3. Embed with gradient, compare with the passages of all devices.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
-            questions = batch.tokens, batch.lengths
-            if batch.forms is None:
-                q, forms = embed_questions(program, params, state.frozen, *questions, keys.questions), None
-            else:  # a side road: terms for misspelt forms, [b, V, D]
-                q, forms = embed_with_forms(program, params, state.frozen, *questions, batch.forms, keys)
-            p = embed_passages(program, params, state.frozen, fetched, keys.passages)
+            # Forms [b, V, D] of the questions are a side road: there are some where the loss has terms for misspelt ones.
+            q, forms, p = embed_batch(program, params, state.frozen, batch, fetched, keys)
             in_batch = PassagesOfBatch(own, everyone, index, text_ids)
             loss_on = partial(batch_loss, program, q, p, in_batch, batch, forms=forms)
             if program.index_aware.kind == "none":

@@ -18,6 +18,7 @@ from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame, marked, unmarked
 from jaxretr.training.steps.chunks import embed_in_chunks
 from jaxretr.training.steps.kept_chunks import kept_bytes
+from jaxretr.training.steps.padded_chunks import PaddedChunks
 from jaxretr.training.steps.token_step import SumLoss
 
 log = logging.getLogger(__name__)
@@ -84,15 +85,16 @@ def pair_loss(program: PairProgram) -> SumLoss:
         )
         keys = None if keys is None else _keys_of_pairs(keys, k)
         # A chunk has no place for the positions where second texts begin.
-        rows = (params, marked(tokens, lengths, seconds, vocabulary), lengths, keys)
+        pairs = marked(tokens, lengths, seconds, vocabulary)
+        chunks = PaddedChunks.of(pairs, lengths, keys, chunk=program.chunk)
         keep = False
         if program.activation_bytes:
-            needed_bytes = kept_bytes(score_rows, None, params, {}, *rows[1:], program.chunk)
+            needed_bytes = kept_bytes(score_rows, None, params, {}, chunks)
             keep = needed_bytes <= program.activation_bytes
             log.debug(
                 "activations of %d pairs: %d bytes, %s", b * k, needed_bytes, "kept" if keep else "computed twice"
             )
-        scores = embed_in_chunks(score_rows, *rows, chunk=program.chunk, keep=keep)
+        scores = embed_in_chunks(score_rows, params, chunks, keep=keep)
         return pair_losses(
             scores.reshape(b, k), batch.is_present, loss=program.loss, positive_weight=program.positive_weight
         )

@@ -31,7 +31,8 @@ from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes
-from jaxretr.training.steps.live_index import IndexProgram, embed_passages, fetch_rows
+from jaxretr.training.steps.encoding import embed_passages
+from jaxretr.training.steps.live_index import IndexProgram, fetch_rows
 
 
 def stored_rows(settings: IndexAware, codes: ProductCodes | None) -> StoredRows:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.packed_rows import of_tokens, token_places
 from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
@@ -18,6 +19,7 @@ from jaxretr.runtime.parallel.split_parameters import longest_row
 from jaxretr.training.state import CorpusState, CorpusTokens
 from jaxretr.training.steps.blocks import block_size, block_start, num_blocks
 from jaxretr.training.steps.live_index import IndexProgram
+from jaxretr.training.steps.packed_chunks import PackedForm, Packing
 from jaxretr.training.steps.widths import chosen_widths
 
 
@@ -104,13 +106,15 @@ def encode_rows(
       The index with the fresh embeddings, [n, D].
     """
     n, width, m = len(passages.lengths), passages.width, len(rows)
+    weights = tower(params, "passage")
+    if program.packed_row:
+        return _encode_packed(program, weights, passages, embeddings, rows)
     size = block_size(m, program.index.encode_rows)
     widths = chosen_widths(width, program.passage_widths)
     # Shortest first, so that a block's rows have about the same length and none is padded to a much longer one. The
     # shortest rows, which the first block shares with the second, are encoded twice.
     lengths_of_rows = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)
     order = rows[jnp.argsort(lengths_of_rows, stable=True)]
-    weights = tower(params, "passage")
 
     def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
         return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
@@ -127,3 +131,24 @@ def encode_rows(
         return embeddings.at[chosen].set(fresh.astype(embeddings.dtype), mode="drop")
 
     return lax.fori_loop(0, num_blocks(m, size), block, embeddings)
+
+
+def _encode_packed(
+    program: IndexProgram, weights: Params, passages: CorpusTokens, embeddings: jax.Array, rows: jax.Array
+) -> jax.Array:
+    """Implement `encode_rows` with packed rows; `weights` are those of the passages' tower."""
+    n, width, m = len(passages.lengths), passages.width, len(rows)
+    form = PackedForm.of(m, width, program.packed_row, program.index.encode_rows * width)
+    lengths = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)
+    packing = Packing.of(lengths, form, together=program.shard_parameters)
+
+    def chunk(width: int, number: jax.Array, embeddings: jax.Array) -> jax.Array:
+        texts, real = packing.texts(number)
+        own, chosen = jnp.where(real, lengths[texts], 0), rows[texts]
+        read = of_tokens(jnp.minimum(chosen, n - 1), own, width)
+        tokens = passages.ids_at(read, token_places(own, width))
+        fresh = embed(program.encoder, weights, tokens, own, dtype=program.encoder_dtype)
+        places = jnp.where(real, chosen, n).reshape(-1)
+        return embeddings.at[places].set(fresh.astype(embeddings.dtype), mode="drop")
+
+    return packing.each(chunk, embeddings)

@@ -1,8 +1,8 @@
 """Embedding in chunks that keep their activations: one forward pass, for machines that have the memory.
 
 chunks.py embeds every chunk twice, so that memory follows the chunk. Here each chunk's activations stay for the
-backward pass, packed into one buffer per activation. Chunks of one padded width are handled in a loop of their own:
-short chunks fill only the head of their line of a buffer, and no loop has a branch.
+backward pass, in one buffer per activation. Chunks of one padded width are handled in a loop of their own: short chunks
+fill only the head of their line of a buffer, and no loop has a branch.
 """
 
 from collections.abc import Callable
@@ -17,62 +17,45 @@ from jaxretr.models.backbones.layer_stacks import bits_are_kept
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.mesh import varying_like
-from jaxretr.runtime.parallel.split_parameters import longest_row
+from jaxretr.training.steps.packed_chunks import PackedChunks
+from jaxretr.training.steps.padded_chunks import Chunk, PaddedChunks
 
-Chunks = tuple[jax.Array, jax.Array, jax.Array | None]
-"""Tokens [c, m, L], lengths [c, m] and PRNG keys [c, m] or None, the shortest rows first."""
+Chunks = PaddedChunks | PackedChunks
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def embed_kept(
-    embed_rows: Callable[..., jax.Array],
-    widths: tuple[int, ...],
-    words: tuple[str, ...] | None,
-    together: bool,
-    params: Params,
-    frozen: Params,
-    chunks: Chunks,
+    embed_rows: Callable[..., jax.Array], words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks
 ) -> jax.Array:
-    """Embed chunks and keep their activations; the arguments as in `embed_in_chunks`.
-
-    Returns:
-      float32 [c, m, D].
-    """
-
+    """Embed chunks and keep their activations; the arguments and the result as in `embed_in_chunks`, but for the order."""
     # This primal runs where nothing is differentiated, and keeps nothing.
+    return embed_each(embed_rows, params, frozen, chunks)
+
+
+def embed_each(embed_rows: Callable[..., jax.Array], params: Params, frozen: Params, chunks: Chunks) -> jax.Array:
+    """Embed chunks in a loop for each width; `chunks.in_order` brings the result into the order of the texts."""
+
     def one(width: int, number: Any) -> jax.Array:
-        tokens, lengths, keys = _chunk(chunks, number, width)
-        return embed_rows(join(params, frozen), tokens, lengths, keys)
+        return embed_rows(join(params, frozen), *chunks.at(width, number))
 
-    shape = jax.eval_shape(partial(one, widths[-1]), 0).shape
-    start = varying_like(lax.empty((len(chunks[0]), *shape), jnp.float32), chunks[0])
-    each = partial(_each_width, widths, together, chunks[1])
-    return each(lambda width, number, all_: all_.at[number].set(one(width, number)), start)
+    size = jax.eval_shape(partial(one, chunks.widths[-1]), 0).shape[-1]
+    return chunks.each(
+        lambda width, number, embeddings: chunks.put(embeddings, number, one(width, number)), chunks.room(size)
+    )
 
 
-def _forward(
-    embed_rows: Any,
-    widths: tuple[int, ...],
-    words: tuple[str, ...] | None,
-    together: bool,
-    params: Params,
-    frozen: Params,
-    chunks: Any,
-) -> Any:
+def _forward(embed_rows: Any, words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks) -> Any:
     rest, table = _without(params, words)
-    count = len(chunks[0])
 
     def one(width: int, number: Any) -> tuple[jax.Array, list[jax.Array]]:
-        embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, _chunk(chunks, number, width))
+        embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, chunks.at(width, number))
         return embeddings, [_raw(leaf) for leaf in leaves]
 
-    # Shapes of a chunk's embeddings and activations at each width. Memory for all c chunks, which `store` fills:
-    # embeddings [c, m, D], and one buffer per activation, [c, elements at the largest width].
-    shapes = [jax.eval_shape(partial(one, width), 0) for width in widths]
-    like = chunks[0]
-    embeddings = varying_like(lax.empty((count, *shapes[-1][0].shape), jnp.float32), like)
+    # Shapes of a chunk's embeddings and activations at each width. Memory for all c chunks, which `store` fills: the
+    # embeddings, and one buffer per activation, [c, elements at the largest width].
+    shapes = [jax.eval_shape(partial(one, width), 0) for width in chunks.widths]
     kept = [
-        varying_like(lax.empty((count, max(leaf.size for leaf in leaves)), leaves[0].dtype), like)
+        varying_like(lax.empty((chunks.count, max(leaf.size for leaf in leaves)), leaves[0].dtype), chunks.lengths)
         for leaves in zip(*(leaves for _, leaves in shapes), strict=True)
     ]
 
@@ -83,82 +66,53 @@ def _forward(
             lax.dynamic_update_slice(buffer, leaf.reshape(1, -1), (number, jnp.zeros_like(number)))
             for buffer, leaf in zip(kept, leaves, strict=True)
         ]
-        return embeddings.at[number].set(fresh), kept
+        return chunks.put(embeddings, number, fresh), kept
 
-    embeddings, kept = _each_width(widths, together, chunks[1], store, (embeddings, kept))
+    embeddings, kept = chunks.each(store, (chunks.room(shapes[-1][0].shape[-1]), kept))
     return embeddings, (params, frozen, chunks, kept)
 
 
-def _backward(
-    embed_rows: Any,
-    widths: tuple[int, ...],
-    words: tuple[str, ...] | None,
-    together: bool,
-    saved: Any,
-    cotangents: jax.Array,
-) -> Any:
+def _backward(embed_rows: Any, words: tuple[str, ...] | None, saved: Any, cotangents: jax.Array) -> Any:
     params, frozen, chunks, kept = saved
     rest, table = _without(params, words)
 
     def add(width: int, number: jax.Array, carry: Any) -> Any:
         totals, table_total = carry
-        chunk = _chunk(chunks, number, width)
+        chunk = chunks.at(width, number)
         # Only the shape of this forward pass is used: its values come from the buffers, and the compiler drops it.
         _, leaves, pull = _with_pull(embed_rows, rest, table, words, frozen, chunk)
         leaves = [_typed(buffer[number], leaf) for buffer, leaf in zip(kept, leaves, strict=True)]
-        gradients, of_words = pull(leaves, cotangents[number])
+        gradients, of_words = pull(leaves, chunks.taken(cotangents, number))
         if table_total is not None:
-            table_total = table_total.at[chunk[0]].add(of_words)
+            table_total = table_total.at[chunk.tokens].add(of_words)
         return jax.tree.map(jnp.add, totals, gradients), table_total
 
     zeros = jax.tree.map(lambda x: varying_like(jnp.zeros(x.shape, x.dtype), x), (rest, table))
-    rest_total, table_total = _each_width(widths, together, chunks[1], add, zeros)
+    rest_total, table_total = chunks.each(add, zeros)
     return (rest_total if words is None else _put(rest_total, words, table_total)), None, None
 
 
 embed_kept.defvjp(_forward, _backward)
 
 
-def kept_bytes(
-    embed_rows: Any,
-    words: tuple[str, ...] | None,
-    params: Params,
-    frozen: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    keys: jax.Array | None,
-    chunk: int,
-) -> int:
-    """Return the bytes of the activations that all chunks keep, as if all had the full width, which the buffers have.
+def kept_bytes(embed_rows: Any, words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks) -> int:
+    """Return the bytes of the activations that all chunks keep, as if all had the full width, which the buffers have."""
 
-    Args:
-      embed_rows: as in `embed_in_chunks`, and so are the other arguments.
-      words: path of the table of words.
-      params: the trained parameters.
-      frozen: the other parameters.
-      tokens: integers [n, L].
-      lengths: int32 [n].
-      keys: PRNG keys [n], or None.
-      chunk: number of rows at once.
-    """
-
-    def leaves(params: Params, frozen: Params, chunk: Any) -> list[jax.Array]:
+    def leaves(params: Params, frozen: Params, chunks: Chunks) -> list[jax.Array]:
         rest, table = _without(params, words)
+        chunk = chunks.at(chunks.widths[-1], 0)
         return [_raw(leaf) for leaf in _with_pull(embed_rows, rest, table, words, frozen, chunk)[1]]
 
-    count = -(-len(tokens) // chunk)
-    rows = -(-len(tokens) // count)
     # Shapes are taken from the arrays themselves, for the types also say over which mesh axes they vary.
-    one = tokens[:rows], lengths[:rows], None if keys is None else keys[:rows]
-    each = jax.eval_shape(leaves, params, frozen, one)
-    return count * sum(leaf.size * leaf.dtype.itemsize for leaf in each)
+    each = jax.eval_shape(leaves, params, frozen, chunks)
+    return chunks.count * sum(leaf.size * leaf.dtype.itemsize for leaf in each)
 
 
 # ---- a chunk's forward pass and what it keeps ------------------------------------------------------------------------
 
 
 def _with_pull(
-    embed_rows: Any, rest: Params, table: jax.Array | None, words: tuple[str, ...] | None, frozen: Params, chunk: Any
+    embed_rows: Any, rest: Params, table: jax.Array | None, words: tuple[str, ...] | None, frozen: Params, chunk: Chunk
 ) -> tuple[jax.Array, list[jax.Array], Callable[[list[jax.Array], jax.Array], Any]]:
     """Run a chunk's forward pass.
 
@@ -204,30 +158,6 @@ def _typed(line: jax.Array, leaf: jax.Array) -> jax.Array:
     values = line[: raw.size].reshape(raw.shape)
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.wrap_key_data(values, impl=jax.random.key_impl(leaf)) if is_key else values
-
-
-# ---- loops over the chunks of each width -----------------------------------------------------------------------------
-
-
-def _each_width(
-    widths: tuple[int, ...], together: bool, lengths: jax.Array, body: Callable[..., Any], carry: Any
-) -> Any:
-    """Run body(width, number, carry) for every chunk, with the first width that holds its longest row."""
-    longest = longest_row(lengths, together)  # [c], ascending
-    start = jnp.zeros((), jnp.int32)
-    for place, width in enumerate(widths):
-        last = place == len(widths) - 1
-        end = jnp.int32(len(longest)) if last else (longest <= width).sum(dtype=jnp.int32)
-        start, end = (varying_like(x, lengths) for x in (start, end))
-        carry = lax.fori_loop(start, end, partial(body, width), carry)
-        start = end
-    return carry
-
-
-def _chunk(chunks: Chunks, number: Any, width: int) -> Chunks:
-    tokens, lengths, keys = (None if x is None else x[number] for x in chunks)
-    assert tokens is not None and lengths is not None
-    return tokens[:, :width], lengths, keys
 
 
 # ---- the table of the words apart from the other parameters ----------------------------------------------------------

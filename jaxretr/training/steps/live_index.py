@@ -4,10 +4,9 @@ index_refresh.py encodes it again. Everything here runs inside a shard_map over 
 b = B / devices questions and n = N / devices corpus rows are local. ART and the contrastive objectives share it.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,16 +18,11 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.config import IndexAware, LiveIndex
 from jaxretr.indexes.topk import search_step
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
-from jaxretr.runtime.parallel.memory import size
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
-from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows
-from jaxretr.training.steps.chunks import EmbedRows, embed_in_chunks
-from jaxretr.training.steps.kept_chunks import kept_bytes
-
-log = logging.getLogger(__name__)
+from jaxretr.training.state import CorpusState, CorpusTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,111 +46,13 @@ class IndexProgram:
     """Rounding of the loss's scores to those of a quantised index."""
     passage_widths: tuple[int, ...] = ()
     """Padded lengths that passages are cut to, see `chosen_widths`; empty: quarters of the longest."""
+    packed_row: int = 0
+    """Tokens, about, of the packed rows that texts are embedded in, one program for all lengths; 0: rows are padded."""
 
     @property
     def searches(self) -> bool:
         """Whether the step reads the live index."""
         return True
-
-
-@jax.named_scope("questions")
-def embed_questions(
-    program: IndexProgram,
-    params: Params,
-    frozen: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    keys: jax.Array | None,
-) -> jax.Array:
-    """Embed this device's questions in a training step, chunk by chunk.
-
-    A chunk has as many of them as together have the tokens of a chunk of passages.
-
-    Args:
-      program: the run's constants.
-      params: trained parameters of the dual encoder.
-      frozen: its other parameters.
-      tokens: token ids of [CLS] q [SEP], integers [b, L].
-      lengths: int32 [b].
-      keys: PRNG keys of their dropout, [b], or None.
-
-    Returns:
-      float32 [b, D].
-    """
-    longest = program.encoder.max_passage_length, program.encoder.max_question_length
-    chunk = max(program.chunk, program.chunk * longest[0] // longest[1])
-    return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys, chunk)
-
-
-@jax.named_scope("passages")
-def embed_passages(
-    program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
-) -> jax.Array:
-    """Embed the K passages of each of this device's questions in a training step, chunk by chunk.
-
-    Args:
-      program: the run's constants.
-      params: trained parameters of the dual encoder.
-      frozen: its other parameters.
-      found: their tokens [b, K, L] and lengths [b, K].
-      keys: PRNG keys of their dropout, [b, K], or None.
-
-    Returns:
-      float32 [b, K, D].
-    """
-    b, k, length = found.tokens.shape
-    flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
-    towers = tower(params, "passage"), tower(frozen, "passage")
-    return _embed_texts(program, *towers, *flat, program.chunk, program.passage_widths).reshape(b, k, -1)
-
-
-def _embed_texts(
-    program: IndexProgram,
-    tower_params: Params,
-    frozen: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    keys: jax.Array | None,
-    chunk: int,
-    widths: tuple[int, ...] = (),
-) -> jax.Array:
-    embed_rows = row_encoder(program.encoder, program.encoder_dtype)
-    # All devices look up a split table together, which `embed_rows` does.
-    words = None if program.shard_parameters else word_table(tower_params)
-    keep = False
-    if program.activation_bytes:
-        needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, lengths, keys, chunk)
-        keep = needed <= program.activation_bytes
-        log.debug("%d texts: activations of %s are %s", len(tokens), size(needed), "kept" if keep else "computed twice")
-    return embed_in_chunks(
-        embed_rows,
-        tower_params,
-        tokens,
-        lengths,
-        keys,
-        chunk=chunk,
-        frozen=frozen,
-        keep=keep,
-        words=words if keep else None,
-        together=program.shard_parameters,
-        widths=widths,
-    )
-
-
-@cache
-def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
-    """Return the encoder in the form that `embed_in_chunks` calls."""
-
-    def embed_rows(
-        params: Params,
-        tokens: jax.Array,
-        lengths: jax.Array,
-        keys: jax.Array | None,
-        words: jax.Array | None = None,
-    ) -> jax.Array:
-        return embed(encoder, params, tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=True, words=words)
-
-    return embed_rows
 
 
 @jax.named_scope("search")

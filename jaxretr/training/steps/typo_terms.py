@@ -9,8 +9,8 @@ With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2
 to L that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from
 passages to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a
 passage. The terms are additions: they call the run's own loss where they need it, so they go with every objective that
-has questions. A step takes this side road only where its batch has forms: `embed_with_forms` embeds them, `typo_losses`
-puts the terms together from the losses in jaxretr/losses/typos.py. Everything runs inside a shard_map over "data", with
+has questions. A step takes this side road only where its batch has forms: `typo_losses` puts the terms together from the
+losses in jaxretr/losses/typos.py. Everything runs inside a shard_map over "data", with
 b = B / devices questions on this device.
 """
 
@@ -23,50 +23,7 @@ from jax import lax
 from jaxretr.config import Typos
 from jaxretr.losses.contrastive import scaled_scores
 from jaxretr.losses.typos import contrast_losses, self_teaching_losses
-from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.training.state import TokenRows
-from jaxretr.training.steps.live_index import IndexProgram, embed_questions
-from jaxretr.training.steps.text_keys import TextKeys
-
-
-def embed_with_forms(
-    program: IndexProgram,
-    params: Params,
-    frozen: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    forms: TokenRows,
-    keys: TextKeys,
-) -> tuple[jax.Array, jax.Array]:
-    """Embed this device's questions and their misspelt forms as one list of texts, so that chunks are filled well.
-
-    Args:
-      program: the run's constants.
-      params: trained parameters of the dual encoder.
-      frozen: its other parameters.
-      tokens: token ids of [CLS] q [SEP], integers [b, L].
-      lengths: int32 [b].
-      forms: tokens [b, V, L] and lengths [b, V] of the forms.
-      keys: keys of the dropout.
-
-    Returns:
-      float32 [b, D] and [b, V, D].
-    """
-    b, v, width = forms.tokens.shape
-    every = None
-    if keys.questions is not None:
-        assert keys.forms is not None
-        every = jnp.concatenate([keys.questions, keys.forms.reshape(b * v)])
-    embeddings = embed_questions(
-        program,
-        params,
-        frozen,
-        jnp.concatenate([tokens, forms.tokens.reshape(b * v, width)]),
-        jnp.concatenate([lengths, forms.lengths.reshape(b * v)]),
-        every,
-    )
-    return embeddings[:b], embeddings[b:].reshape(b, v, -1)
 
 
 def typo_losses(

@@ -11,9 +11,12 @@ import pytest
 from tiny import BERT, lively
 
 from jaxretr.models.backbones.partition import partition
-from jaxretr.models.embed import DualEncoderConfig, embed, init_params
+from jaxretr.models.embed import DualEncoderConfig, embed, init_params, word_table
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.training.steps.chunks import embed_in_chunks
+from jaxretr.training.steps.encoding import row_encoder
+from jaxretr.training.steps.packed_chunks import PackedChunks, PackedForm, row_starts
+from jaxretr.training.steps.padded_chunks import PaddedChunks
 from jaxretr.training.steps.widths import chosen_widths, passage_widths
 
 ROWS, WIDTH, VOCABULARY, SIZE = 7, 64, 50, 6
@@ -83,7 +86,10 @@ def test_any_chunk_size_gives_the_plain_embeddings_and_their_gradient(
     widths_seen.clear()
     chunked = value_and_gradient(
         lambda params: embed_in_chunks(
-            embed_rows, params, jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), keys, chunk=chunk, **keep
+            embed_rows,
+            params,
+            PaddedChunks.of(jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), keys, chunk=chunk),
+            **keep,
         ),
         rows.params,
         rows.weights,
@@ -101,7 +107,11 @@ def test_frozen_parameters_get_no_gradient_and_the_others_theirs(rows: Given, pa
     full, kept = (
         value_and_gradient(
             lambda params, how=how: embed_in_chunks(
-                embed_rows, params, jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), None, chunk=3, frozen=frozen, **how
+                embed_rows,
+                params,
+                PaddedChunks.of(jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), None, chunk=3),
+                frozen=frozen,
+                **how,
             ),
             trained,
             rows.weights,
@@ -121,12 +131,15 @@ def test_rows_are_cut_to_what_the_longest_of_a_chunk_needs(rows: Given) -> None:
     def width_taken(params: Any, tokens: jax.Array, lengths: jax.Array, keys: None) -> jax.Array:
         return jnp.full((len(tokens), 1), tokens.shape[1], jnp.float32) + 0 * params
 
-    embedded = [embed_in_chunks(embed_rows, rows.params, t, lengths, None, chunk=2) for t in (tokens, marked)]
+    embedded = [
+        embed_in_chunks(embed_rows, rows.params, PaddedChunks.of(t, lengths, None, chunk=2)) for t in (tokens, marked)
+    ]
     np.testing.assert_array_equal(*embedded)
-    widths = embed_in_chunks(width_taken, jnp.zeros(()), tokens, lengths, None, chunk=2)[:, 0]
+    chunks = partial(PaddedChunks.of, tokens, lengths, None, chunk=2)
+    widths = embed_in_chunks(width_taken, jnp.zeros(()), chunks())[:, 0]
     # In order of length, two at a time from the longest: 64 with 48, 33 with 20, 3 and a 0, a 0 alone.
     np.testing.assert_array_equal(widths, [48, 16, 64, 16, 48, 16, 64])
-    known = embed_in_chunks(width_taken, jnp.zeros(()), tokens, lengths, None, chunk=2, widths=(24, 56, 96))[:, 0]
+    known = embed_in_chunks(width_taken, jnp.zeros(()), chunks(widths=(24, 56, 96)))[:, 0]
     np.testing.assert_array_equal(known, [56, 24, 64, 24, 56, 24, 64])
 
 
@@ -161,6 +174,55 @@ def test_widths_of_a_corpus_are_near_its_passages_lengths() -> None:
     assert padded(chosen_widths(256)) > 1.25
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_packed_chunks_give_the_padded_rows_embeddings_and_gradient(keep: bool) -> None:
+    """With dropout. Texts that fill rows, that leave their ends unfilled, and more room than they need."""
+    rng = np.random.default_rng(SEED)
+    bert = dataclasses.replace(BERT, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    encoder = DualEncoderConfig(bert, pooling="mean")
+    params = lively(init_params(encoder, 0)["passage"], SEED)
+    lengths = np.array([*rng.integers(1, 33, 20), 32, 32, 1, 7], np.int32)
+    tokens = jnp.asarray(rng.integers(0, bert.vocab_size, (24, 32)))
+    keys = jax.random.split(jax.random.key(SEED), 24)
+    weights = rng.normal(size=(24, bert.hidden_size)).astype(np.float32)
+    form = PackedForm.of(24, 32, 64, 192)
+    assert form == (64, 4, 3, 4)
+
+    def embedded(params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array, *, packed: bool) -> jax.Array:
+        chunks: Any = PaddedChunks.of(tokens, lengths, keys, chunk=8)
+        if packed:
+            chunks = PackedChunks.of(lengths, form, together=False, tokens=tokens, keys=keys)
+        words = word_table(params) if keep else None
+        return embed_in_chunks(row_encoder(encoder, "float32"), params, chunks, keep=keep, words=words)
+
+    given = tokens, jnp.asarray(lengths), keys
+    expected = value_and_gradient(lambda params: embedded(params, *given, packed=False), params, weights)
+
+    def total(params: Any, weights: np.ndarray, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+        embeddings = embedded(params, *given, packed=True)
+        return (embeddings * weights).sum(), embeddings
+
+    packed = jax.jit(jax.grad(total, has_aux=True))
+    for some in (np.arange(24), rng.permutation(24)):
+        gradient, embeddings = packed(params, weights[some], *(x[some] for x in given))
+        np.testing.assert_allclose(embeddings, expected[0][some], rtol=0, atol=1e-5)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradient, expected[1])
+
+
+@pytest.mark.parametrize("most", [2, 16])
+def test_texts_are_packed_as_long_as_they_fit(most: int) -> None:
+    rng = np.random.default_rng(SEED)
+    lengths = np.concatenate([rng.integers(0, 31, 100), [30, 30, 0]])
+    starts = np.asarray(row_starts(jnp.asarray(lengths, jnp.int32), PackedForm(60, most, 13, 5)))
+    expected, size = [0], 0
+    for text, length in enumerate(lengths):
+        if size + length > 60 or text - expected[-1] == most:
+            expected, size = [*expected, text], 0
+        size += length
+    np.testing.assert_array_equal(starts[: len(expected)], expected)
+    assert (starts[len(expected) :] == 103).all() and len(starts) == 66 > len(expected)
+
+
 def test_dropout_of_the_encoder_does_not_depend_on_the_chunk() -> None:
     """BERT draws its masks from each text's key alone: also a text that another chunk pads to another width."""
     bert = dataclasses.replace(BERT, num_hidden_layers=1, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
@@ -177,7 +239,9 @@ def test_dropout_of_the_encoder_does_not_depend_on_the_chunk() -> None:
         return embed(config, params, tokens, lengths, dtype="float32", keys=keys, words=words)
 
     whole = jax.jit(encoder)(params, tokens, lengths, keys)
-    chunked = jax.jit(partial(embed_in_chunks, encoder, chunk=1))(params, tokens, lengths, keys)
+    chunked = jax.jit(lambda params, *rows: embed_in_chunks(encoder, params, PaddedChunks.of(*rows, chunk=1)))(
+        params, tokens, lengths, keys
+    )
     np.testing.assert_allclose(chunked, whole, atol=1e-5)
 
 
@@ -191,8 +255,8 @@ def test_a_step_that_keeps_bfloat16_activations_multiplies_no_more_than_one_of_f
         def encoder(params: Any, tokens: jax.Array, lengths: jax.Array, keys: Any, words: Any = None) -> jax.Array:
             return embed(config, params, tokens, lengths, dtype=dtype, keep_matmuls=True, words=words)
 
-        embedded = partial(embed_in_chunks, encoder, chunk=2, keep=True)
-        return jax.jit(jax.grad(lambda params: embedded(params, tokens, lengths, None).sum())).trace(params)
+        chunks = PaddedChunks.of(tokens, lengths, None, chunk=2)
+        return jax.jit(jax.grad(lambda params: embed_in_chunks(encoder, params, chunks, keep=True).sum())).trace(params)
 
     counted = {dtype: matmul_flops(gradient(dtype)) for dtype in ("float32", "bfloat16")}
     assert counted["bfloat16"] == counted["float32"] > 0

@@ -1,4 +1,4 @@
-"""The supervised step on 1 device, on 8 and on 4 x 2, whole and in chunks: the same passages, loss and gradients.
+"""The supervised step on 1 device, on 8 and on 4 x 2, whole, in chunks and in packed rows: the same passages, loss and gradients.
 
 29 passages stand in 32 rows; 22 of them are the corpus that is searched, and the texts' lengths differ, so that chunks
 are padded to different widths. Tolerances are those of float32 sums in another order.
@@ -18,8 +18,9 @@ from contrastive_reference import Examples
 from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
 from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.parallel import sharding
-from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.contrastive import make_step
@@ -33,7 +34,7 @@ WHOLE = 100  # larger than any device's number of texts: everything at once
 
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "noisy": {
-        "encoder": {"dropout": 0.1, "max_passage_length": 32},
+        "encoder": {"dropout": 0.1, "max_passage_length": 32, "shared": True},
         "negatives": {"static": 1, "retrieved": 2, "first_rank": 2, "last_rank": 6},
         "contrastive": {"symmetric": True},
         "index": {"write_back": True},
@@ -83,7 +84,8 @@ def outcome(mesh: jax.sharding.Mesh, chunk: int, case: str, models: Path, workdi
     """Two steps of gradient descent with rate 1, whose updates are the gradients themselves."""
     changes = CASES[case] | {"contrastive": CASES[case]["contrastive"] | {"chunk": chunk}}
     config = contrastive_config(models, data=write_supervised(workdir / "data"), **changes)
-    with few_padding_rows():
+    with few_padding_rows(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENGINE_VARIABLE, "packed" if (case, mesh.shape[DATA]) == ("noisy", 8) else "padded")
         run = ContrastiveRun(config, mesh, workdir)
     assert run.whole.rows == 32 and run.corpus_rows == 22
     optimizer = optax.sgd(1.0)

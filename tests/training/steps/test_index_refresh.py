@@ -58,13 +58,19 @@ def old_index() -> CorpusState:
 
 
 @pytest.mark.parametrize(
-    ("devices", "every"),
-    [(8, 3), (8, 20), pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(8, 1, marks=pytest.mark.slow)],
+    ("devices", "every", "packed"),
+    [
+        (8, 3, True),
+        (8, 20, False),
+        pytest.param(1, 3, False, marks=pytest.mark.slow),
+        pytest.param(8, 1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_slice_is_encoded_and_nothing_else(
-    program: IndexProgram, params: Any, whole: np.ndarray, devices: int, every: int
+    program: IndexProgram, params: Any, whole: np.ndarray, devices: int, every: int, packed: bool
 ) -> None:
     """R = 3, R above a device's 13 rows, and R = 1, which is the refresh of the whole corpus: on one device and on eight."""
+    program = dataclasses.replace(program, packed_row=64) if packed else program
     refresh = make_rolling_refresh(program, make_mesh(jax.devices()[:devices]), every)
     old = old_index()
     for step in (0, 1, every - 1, every + 2, 1000):

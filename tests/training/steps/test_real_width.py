@@ -25,7 +25,9 @@ from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import build
 from jaxretr.training.steps.chunks import embed_in_chunks
-from jaxretr.training.steps.live_index import row_encoder
+from jaxretr.training.steps.encoding import row_encoder
+from jaxretr.training.steps.packed_chunks import PackedChunks, PackedForm
+from jaxretr.training.steps.padded_chunks import PaddedChunks
 
 WIDE = dataclasses.replace(tiny.BERT, hidden_size=384, num_attention_heads=12, intermediate_size=1536)
 T5_SMALL = dataclasses.replace(tiny.T5, d_model=512, d_kv=64, d_ff=1024, num_heads=6)
@@ -104,8 +106,10 @@ def test_several_devices_of_a_cpu_are_refused_for_every_objective(objective: str
         build(config(objective, models), make_mesh(jax.devices()[:2]), tmp_path)
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["recompute", "keep"])
-def test_gradients_of_chunks_equal_those_of_pytorch(models: Path, keep: bool) -> None:
+@pytest.mark.parametrize(
+    ("keep", "packed"), [(False, False), (True, False), (False, True)], ids=["recompute", "keep", "packed"]
+)
+def test_gradients_of_chunks_equal_those_of_pytorch(models: Path, keep: bool, packed: bool) -> None:
     """Lengths from 1 to the full width. Tolerance: float32 sums over some 200 tokens in another order."""
     torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
     transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
@@ -120,8 +124,12 @@ def test_gradients_of_chunks_equal_those_of_pytorch(models: Path, keep: bool) ->
     @jax.jit
     def gradient(params: Any) -> Any:
         def total(params: Any) -> jax.Array:
-            rows = row_encoder(encoder, "float32"), params, jnp.asarray(tokens), jnp.asarray(lengths), None
-            return (embed_in_chunks(*rows, chunk=4, keep=keep, words=words) * weights).sum()
+            rows = {"tokens": jnp.asarray(tokens), "lengths": jnp.asarray(lengths), "keys": None}
+            chunks: Any = PaddedChunks.of(**rows, chunk=4)
+            if packed:
+                chunks = PackedChunks.of(**rows, form=PackedForm.of(12, 48, 96, 192), together=False)
+            embeddings = embed_in_chunks(row_encoder(encoder, "float32"), params, chunks, keep=keep, words=words)
+            return (embeddings * weights).sum()
 
         return jax.grad(total)(params)
 

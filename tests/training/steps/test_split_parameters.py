@@ -21,6 +21,7 @@ from tiny import art_config, compiled_quickly, contrastive_config, few_padding_r
 from jaxretr import config as configuration
 from jaxretr.config import AdapterShape, Mesh
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.models.hub.encoder_params import ARCHITECTURES
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel import sharding
@@ -64,6 +65,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "adapters": {"encoder": {"adapter": ADAPTER, "shared": True}, "contrastive": {"chunk": 3}},
     "joint": {"joint": {"lexical": "encoder"}, "contrastive": {"chunk": 3}},
 }
+PACKED = "recomputed", "adapters", "joint"
+"""Cases whose rows are packed where parameters are split."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +93,9 @@ def run_of(case: str, mesh: jax.sharding.Mesh, models: Path, workdir: Path, *, s
     changes: dict[str, Any] = {**CASES[case], "optimizer": OPTIMIZER, "mesh": {"shard_parameters": split}}
     if "joint" in changes:
         changes["joint"] = {"lexical": str(models / "encoder")}
-    with few_padding_rows():
+    with few_padding_rows(), pytest.MonkeyPatch.context() as patch:
+        # Of packed rows, too, all devices compute as many chunks as the one with the most texts.
+        patch.setenv(ENGINE_VARIABLE, "packed" if split and case in PACKED else "padded")
         if case == "art":
             return ArtRun(art_config(models, **changes), mesh, workdir)
         files = write_supervised(workdir / "data")

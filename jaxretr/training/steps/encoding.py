@@ -1,0 +1,180 @@
+"""The texts of a training step embedded with gradient, chunk by chunk, in padded rows or in packed ones.
+
+Everything here runs inside a shard_map over the mesh's "data" axis: b = B / devices questions are on this device.
+"""
+
+import logging
+from functools import cache
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.models.backbones.layers import Params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
+from jaxretr.runtime.parallel.memory import size
+from jaxretr.training.state import TokenRows
+from jaxretr.training.steps.chunks import EmbedRows, embed_in_chunks
+from jaxretr.training.steps.kept_chunks import Chunks, kept_bytes
+from jaxretr.training.steps.live_index import IndexProgram
+from jaxretr.training.steps.packed_chunks import PackedChunks, PackedForm
+from jaxretr.training.steps.padded_chunks import PaddedChunks
+from jaxretr.training.steps.text_keys import TextKeys
+
+log = logging.getLogger(__name__)
+
+
+class Questions(Protocol):
+    """The questions of a batch: tokens [b, L], lengths [b], and their misspelt forms [b, V, ...] or None."""
+
+    tokens: jax.Array
+    lengths: jax.Array
+    forms: TokenRows | None
+
+
+def embed_batch(
+    program: IndexProgram, params: Params, frozen: Params, questions: Questions, found: TokenRows, keys: TextKeys
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """Embed this device's questions, with their misspelt forms if there are any, and the K passages of each of them.
+
+    Questions and forms are one list of texts, so that chunks are filled well; packed rows of a tower that both sides
+    share hold passages as well.
+
+    Args:
+      program: the run's constants.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      questions: this device's part of the batch.
+      found: tokens [b, K, L] and lengths [b, K] of their passages.
+      keys: keys of the dropout.
+
+    Returns:
+      float32 [b, D], [b, V, D] or None, and [b, K, D].
+    """
+    b = len(questions.lengths)
+    texts, given = [TokenRows(questions.tokens, questions.lengths)], [keys.questions]
+    if questions.forms is not None:
+        texts, given = [*texts, questions.forms], [*given, keys.forms]
+    together = program.packed_row > 0 and isinstance(program.encoder, DualEncoderConfig) and program.encoder.shared
+    if together:
+        texts, given = [*texts, found], [*given, keys.passages]
+    drawn = [x.reshape(-1) for x in given if x is not None]
+    rows, each = _joined(texts), jnp.concatenate(drawn) if drawn else None
+    if together:
+        with jax.named_scope("texts"):
+            towers = tower(params, "passage"), tower(frozen, "passage")
+            embeddings = _embed_texts(program, *towers, rows, each, program.chunk, sides=2)
+    else:
+        embeddings = embed_questions(program, params, frozen, rows.tokens, rows.lengths, each)
+    counts = [x.lengths.size for x in texts]
+    parts = jnp.split(embeddings, [sum(counts[: place + 1]) for place in range(len(counts) - 1)])
+    parts = [part.reshape(*x.lengths.shape, -1) for part, x in zip(parts, texts, strict=True)]
+    passages = parts.pop() if together else embed_passages(program, params, frozen, found, keys.passages)
+    return parts[0].reshape(b, -1), parts[1] if len(parts) > 1 else None, passages
+
+
+@jax.named_scope("questions")
+def embed_questions(
+    program: IndexProgram,
+    params: Params,
+    frozen: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
+) -> jax.Array:
+    """Embed this device's questions.
+
+    A chunk has as many of them as together have the tokens of a chunk of passages.
+
+    Args:
+      program: the run's constants.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      tokens: token ids of [CLS] q [SEP], integers [b, L].
+      lengths: int32 [b].
+      keys: PRNG keys of their dropout, [b], or None.
+
+    Returns:
+      float32 [b, D].
+    """
+    longest = program.encoder.max_passage_length, program.encoder.max_question_length
+    chunk = max(program.chunk, program.chunk * longest[0] // longest[1])
+    towers = tower(params, "question"), tower(frozen, "question")
+    return _embed_texts(program, *towers, TokenRows(tokens, lengths), keys, chunk)
+
+
+@jax.named_scope("passages")
+def embed_passages(
+    program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
+) -> jax.Array:
+    """Embed the K passages of each of this device's questions.
+
+    Args:
+      program: the run's constants.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      found: their tokens [b, K, L] and lengths [b, K].
+      keys: PRNG keys of their dropout, [b, K], or None.
+
+    Returns:
+      float32 [b, K, D].
+    """
+    towers = tower(params, "passage"), tower(frozen, "passage")
+    keys = None if keys is None else keys.reshape(-1)
+    widths = program.passage_widths
+    embeddings = _embed_texts(program, *towers, _joined([found]), keys, program.chunk, widths)
+    return embeddings.reshape(*found.lengths.shape, -1)
+
+
+def _joined(texts: list[TokenRows]) -> TokenRows:
+    """Return texts of several shapes [..., L] as one list [n, L], padded to the largest L."""
+    width = max(rows.tokens.shape[-1] for rows in texts)
+    flat = [rows.tokens.reshape(-1, rows.tokens.shape[-1]) for rows in texts]
+    tokens = [jnp.pad(rows, ((0, 0), (0, width - rows.shape[1]))) if rows.shape[1] < width else rows for rows in flat]
+    return TokenRows(jnp.concatenate(tokens), jnp.concatenate([rows.lengths.reshape(-1) for rows in texts]))
+
+
+def _embed_texts(
+    program: IndexProgram,
+    tower_params: Params,
+    frozen: Params,
+    rows: TokenRows,
+    keys: jax.Array | None,
+    chunk: int,
+    widths: tuple[int, ...] = (),
+    *,
+    sides: int = 1,
+) -> jax.Array:
+    """Embed texts [n, L], `chunk` texts of the largest length at once; `sides` is the number of sides that they are of."""
+    embed_rows = row_encoder(program.encoder, program.encoder_dtype)
+    n, width = rows.tokens.shape
+    together = program.shard_parameters
+    if program.packed_row:
+        form = PackedForm.of(n, width, program.packed_row, chunk * width)
+        chunks: Chunks = PackedChunks.of(rows.lengths, form, together=together, tokens=rows.tokens, keys=keys)
+    else:
+        chunks = PaddedChunks.of(rows.tokens, rows.lengths, keys, chunk=chunk, widths=widths, together=together)
+    # All devices look up a split table together, which `embed_rows` does.
+    words = None if program.shard_parameters else word_table(tower_params)
+    keep = False
+    if program.activation_bytes:
+        needed = kept_bytes(embed_rows, words, tower_params, frozen, chunks)
+        keep = needed <= sides * program.activation_bytes
+        log.debug("%d texts: activations of %s are %s", n, size(needed), "kept" if keep else "computed twice")
+    return embed_in_chunks(embed_rows, tower_params, chunks, frozen=frozen, keep=keep, words=words if keep else None)
+
+
+@cache
+def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
+    """Return the encoder in the form that `embed_in_chunks` calls."""
+
+    def embed_rows(
+        params: Params,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None,
+        words: jax.Array | None = None,
+    ) -> jax.Array:
+        return embed(encoder, params, tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=True, words=words)
+
+    return embed_rows
