@@ -12,7 +12,7 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
 from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, attend, key_bias
-from jaxretr.models.backbones.packed_rows import counted_places, token_places
+from jaxretr.models.backbones.packed_rows import are_packed, counted_places, token_places
 from jaxretr.models.backbones.positions import relative_bias
 
 FURTHEST = 128
@@ -83,12 +83,13 @@ class BertEncoder(Encoder):
         self.norm = LayerNorm(size, config.layer_norm_eps)
 
     def embedded(self, words: jax.Array, tokens: jax.Array, lengths: jax.Array, types: jax.Array | None) -> jax.Array:
+        positions = self.position_embedding.repeated if are_packed(lengths) else self.position_embedding
         if self.config.positions_skip_padding:
             counted = tokens != self.config.pad_token_id
             place = counted_places(counted, lengths)
-            x = words + jnp.where(counted[..., None], self.position_embedding(place), 0)
+            x = words + jnp.where(counted[..., None], positions(place), 0)
         else:
-            x = words + self.position_embedding(token_places(lengths, tokens.shape[1]))
+            x = words + positions(token_places(lengths, tokens.shape[1]))
         if self.config.type_vocab_size:
             x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
         return x if self.config.pre_layer_norm else self.norm(x)

@@ -7,6 +7,7 @@ model's compute type, with sums in float32 that are rounded once, in both passes
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -110,6 +111,27 @@ class Embedding(nnx.Module):
             table, ids, cpu=on_cpus, default=lambda table, ids: rows_of(table, ids, self.size)
         )
         return found.astype(jnp.float32)
+
+    def repeated(self, ids: jax.Array) -> jax.Array:
+        """Look up ids of which many are equal: the gradient is a product, where a scatter's additions would wait for each
+        other on a GPU, and be in any order."""
+        table = self.table[...]
+        if table.dtype == jnp.bfloat16 or table.shape[1] != self.size:
+            return self(ids)
+        return _repeated_rows(len(table), table, ids)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _repeated_rows(rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
+    return table[ids].astype(jnp.float32)
+
+
+def _repeated_rows_backward(rows: int, ids: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    chosen = jax.nn.one_hot(ids, rows, dtype=cotangent.dtype)
+    return jnp.einsum("...r,...d->rd", chosen, cotangent, precision=jax.lax.Precision.HIGHEST), None
+
+
+_repeated_rows.defvjp(lambda rows, table, ids: (_repeated_rows(rows, table, ids), ids), _repeated_rows_backward)
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A run that is killed goes on as if nothing had happened: of ART, whose index is refreshed slice by slice."""
+"""A run that is killed goes on as if nothing had happened: of ART in packed rows, whose index is refreshed slice by slice."""
 
 import json
 import os
@@ -53,7 +53,12 @@ def start(models: Path, workdir: Path, devices: int) -> subprocess.Popen:
     workdir.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(models), str(workdir), str(devices), str(root / ".jax_cache")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "JAX_PLATFORMS": "cpu"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+            "JAX_PLATFORMS": "cpu",
+            "JAXRETR_ENGINE": "packed",
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

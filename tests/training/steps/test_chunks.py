@@ -1,6 +1,7 @@
 """Embedding chunk by chunk gives the embeddings and the gradient of embedding all rows at once, for any chunk size."""
 
 import dataclasses
+import re
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_attention_kernels import lowered
 from tiny import BERT, lively
 
 from jaxretr.models.backbones.partition import partition
@@ -260,3 +262,25 @@ def test_a_step_that_keeps_bfloat16_activations_multiplies_no_more_than_one_of_f
 
     counted = {dtype: matmul_flops(gradient(dtype)) for dtype in ("float32", "bfloat16")}
     assert counted["bfloat16"] == counted["float32"] > 0
+
+
+def test_packed_chunks_for_nvidia_gpus_run_the_kernels_and_scatter_into_the_table_of_words_alone() -> None:
+    """Both directions, without a table of scores as wide as the row; the positions' gradient is a product."""
+    bert = dataclasses.replace(BERT, hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
+    config = DualEncoderConfig(bert, pooling="mean")
+    form = PackedForm.of(24, 32, 512, 1024)
+
+    def gradient(params: Any, tokens: jax.Array, lengths: jax.Array) -> Any:
+        def total(params: Any) -> jax.Array:
+            chunks = PackedChunks.of(lengths, form, together=False, tokens=tokens, keys=None)
+            return embed_in_chunks(row_encoder(config, "bfloat16"), params, chunks).sum()
+
+        return jax.grad(total)(params)
+
+    params = jax.eval_shape(lambda: init_params(config, 0)["passage"])
+    ids = jax.ShapeDtypeStruct((24, 32), jnp.int32), jax.ShapeDtypeStruct((24,), jnp.int32)
+    text = lowered(gradient, "cuda", params, *ids)
+    assert "_forward_kernel" in text and "_backward_kernel" in text
+    # The embeddings' places are distinct, and in the backward pass they are read.
+    scattered = re.findall(r'"stablehlo.scatter".*?\}\) : \(tensor<(\d+)x', text, re.DOTALL)
+    assert scattered == [str(bert.vocab_size)]

@@ -12,6 +12,7 @@ from tiny import contrastive_config, contrastive_program, few_padding_rows, writ
 
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.parallel import sharding
 from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.runs.contrastive import ContrastiveRun
@@ -160,3 +161,40 @@ def test_memory_falls_with_the_chunk(mesh1: jax.sharding.Mesh, record_property: 
         "temporary memory of a step of 256 questions", {c: f"{s / 2**20:.1f} MiB" for c, s in sizes.items()}
     )
     assert sizes[512] > 4 * sizes[64] > 8 * sizes[8]
+
+
+def test_packed_rows_have_one_program_for_all_lengths(
+    tiny_models: Path, mesh8: jax.sharding.Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tower that both sides share is in a step's program once in each direction, and once to search with."""
+    config = contrastive_config(
+        tiny_models,
+        data=write_supervised(tmp_path / "data"),
+        encoder={"max_passage_length": 48, "shared": True, "activations": "recompute"},
+        negatives={"static": 1, "retrieved": 1},
+    )
+    counts = {}
+    for engine in ("padded", "packed"):
+        monkeypatch.setenv(ENGINE_VARIABLE, engine)
+        run = ContrastiveRun(config, mesh8, tmp_path / engine)
+        state, rows = run.abstract_state(), sharding.abstract(run.batch(0), mesh8, NamedSharding(mesh8, sharding.ROWS))
+        assert state.index is not None
+        step = run.programs.step.trace(state.train, state.index, run.whole.passages, run.device_contents, rows)
+        refresh: Any = run.whole.refresh_program
+        refreshed = refresh.trace(state.train.weights, run.whole.passages, state.index, state.train.step)
+        layers = run.model.config.backbone.num_hidden_layers
+        counts[engine] = [passes_through(traced.jaxpr.jaxpr, layers) for traced in (step, refreshed)]
+    # The search's questions; the texts; the same again and backward.
+    assert counts["packed"] == [4, 1]
+    assert counts["padded"][0] > 8 and counts["padded"][1] > 1
+
+
+def passes_through(jaxpr: Any, layers: int) -> int:
+    """The number of loops over the layers in a program and all that it calls."""
+    found = 0
+    for equation in jaxpr.eqns:
+        found += equation.primitive.name == "scan" and equation.params["length"] == layers
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                found += passes_through(getattr(inner, "jaxpr", inner), layers) if hasattr(inner, "eqns") else 0
+    return found
