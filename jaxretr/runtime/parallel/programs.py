@@ -93,6 +93,37 @@ def compile_all(program: Any, shapes: Iterable[tuple[Any, ...]]) -> None:
         list(pool.map(lambda each: each.compile(), lowered))
 
 
+def compile_ahead(program: Any, arguments: Callable[[], tuple[Any, ...]]) -> Callable[[], None]:
+    """Begin to compile a program in a thread, so that the ones that are needed before it are compiled beside it.
+
+    On CPUs nothing is begun: XLA and the programs that run meanwhile need their cores themselves. Neither is it with
+    several processes, which tune a program together.
+
+    Args:
+      program: as in `compile_all`.
+      arguments: function that returns arguments of its first call, or their shapes; called in the thread.
+
+    Returns:
+      A function that waits until it is compiled. What fails is left to the call, which then fails with the same error.
+    """
+    if not _compiles_ahead():
+        return lambda: None
+
+    def compiled() -> None:
+        try:
+            program.lower(*arguments()).compile()
+        except Exception as error:
+            log.debug("not compiled ahead: %s", error)
+
+    thread = threading.Thread(target=compiled, name="compile")
+    thread.start()
+    return thread.join
+
+
+def _compiles_ahead() -> bool:
+    return jax.default_backend() != "cpu" and jax.process_count() == 1
+
+
 # ---- how many --------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from jaxretr.data.batches import MadeAhead
 from jaxretr.data.corpus import Corpus
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
+from jaxretr.runtime.parallel.programs import compile_ahead
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
 from jaxretr.training.runs.encoder_start import JointModel, load_model
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
@@ -47,6 +48,7 @@ class CorpusRun:
         check_cpu_devices(mesh, self.model.config.backbone.widest)
         self.stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         self.made = MadeAhead(self._on_host)
+        self._step_is_compiled: Callable[[], None] = lambda: None
 
     def put_passages(
         self, passages: Corpus, make_program: Callable[[tuple[int, ...]], Any], make_step: Callable[..., Any]
@@ -92,6 +94,10 @@ class CorpusRun:
 
     def init(self) -> RunState:
         """Return the first weights, an index that is encoded with them if the step searches, and the first table."""
+        # Not `self.batch`, whose batches are made in a thread as well, in the order of the steps.
+        self._step_is_compiled = compile_ahead(
+            self.programs.step, lambda: self.arguments(self.abstract_state(), put_batch(self.mesh, self._on_host(0)))
+        )
         train = self.codes.first(self.programs.first_state(self.first_model()), self.whole.passages)
         if not self.program.searches:
             return RunState(train, None)
@@ -113,6 +119,7 @@ class CorpusRun:
         state = self.refreshed(state, number)
         if state.index is not None:
             state = state._replace(index=self.upkeep.rolled(state.train, state.index, number, state.refresh_every))
+        self._step_is_compiled()
         *fields, metrics, _ = self.programs.step(*self.arguments(state, batch))
         return RunState(*fields)._replace(refresh_every=state.refresh_every), metrics
 

@@ -14,6 +14,7 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.parallel import sharding
+from jaxretr.runtime.parallel.programs import programs
 from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.corpus_programs import RunState
@@ -61,11 +62,21 @@ def compiled(run: ContrastiveRun, mesh8: jax.sharding.Mesh) -> Program:
     return Program(step.compile(QUICK).as_text())
 
 
-def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ContrastiveRun) -> None:
-    """Over three steps with a slice each: the old state's memory is taken over, and each program has one form."""
+def test_state_and_index_are_donated_and_nothing_is_compiled_twice(
+    run: ContrastiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over three steps with a slice each: the old state's memory is taken over, and each program has one form.
+
+    The step is compiled beside the refresh, as on accelerators.
+    """
+    monkeypatch.setattr("jaxretr.runtime.parallel.programs._compiles_ahead", lambda: True)
     kept = jax.tree.leaves((run.whole.passages, run.device_contents))
     state = run.init()
     assert state.index is not None
+    run._step_is_compiled()
+    before = programs()
+    run.programs.step.lower(*run.arguments(state, run.batch(0))).compile()
+    assert programs() == before
     for number in range(3):
         old = jax.tree.leaves((state.train, state.index))
         state, _ = run.step(state, number, run.batch(number))
