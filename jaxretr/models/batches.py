@@ -2,8 +2,8 @@
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,16 @@ _PACKED_WIDTH = 512
 # A packed row has room for texts of this mean length; shorter ones leave a part of it unfilled.
 _LEAST_MEAN_LENGTH = 16
 
+# About the length at which a token's attention, whose time grows with the length, takes as long as the rest of its layer.
+_ATTENTION_LENGTH = 4000
+
+# The time of a batch with a loop of layers, in that of the same batch with unrolled ones; smaller batches should not
+# have one, because the copies of the weights take more of their time.
+_LOOP, _LEAST_LOOP_TOKENS = 1.03, 512
+
+# Numbers of lengths that a job can have, see `Shapes.steps`, where it takes as long as so many programs.
+_STEPS, _PROGRAMS = (1, 2, None), 10
+
 # Largest factor by which a batch's rows are filled up where the batch can be divided instead.
 _MOST_FILLING = 1.5
 
@@ -30,7 +40,9 @@ class Costs:
       batch_tokens: tokens of one batch on one device, as many as stay in a CPU's cache (8 rows of 128) or keep an
         accelerator busy.
       small_batch_tokens: the same of jobs that do not fill one such batch on each device.
-      program_tokens: tokens that are encoded in the time in which one program is compiled.
+      program_tokens: tokens that are encoded in the time in which one program is compiled, by a tower of BERT-base's
+        size unless `for_tower` has replaced them.
+      loop_tokens: the same of a program whose layers are a loop, where others are unrolled; see `for_tower`.
       fills: whether the last batch is filled up to a full one, where a program more costs more than padding does.
       in_advance: `Shapes.steps` and `ratio` of programs that are all compiled in advance.
       unrolled: whether each layer's weights are arrays of their own. On CPUs a loop copies them out of a stack at every
@@ -43,30 +55,54 @@ class Costs:
     fills: bool
     in_advance: tuple[int, int]
     unrolled: bool
+    loop_tokens: int = 0
 
     def tokens_of_batch(self, tokens: int) -> int:
         """Return the tokens of one batch for a job of so many tokens on each device."""
         return self.small_batch_tokens if tokens < self.batch_tokens else self.batch_tokens
 
-    def steps(self, tokens: int) -> int | None:
-        """Return `Shapes.steps` for a job of so many tokens.
+    def for_tower(self, layers: int, weights: int) -> "Costs":
+        """Return the costs of a tower: a token takes as long as its matmuls, a program as long for every width.
 
-        From 5 lengths (at 256 tokens) to 8 a seventh of the work is saved for 3 more programs, and from 8 to 16 a ninth
-        for 8 more.
+        Args:
+          layers: number of layers, which take four fifths of the time to compile BERT-base's twelve apart.
+          weights: number of the weights of their matmuls.
         """
-        if 0.11 * tokens >= 8 * self.program_tokens:
-            return None
-        return 2 if 0.14 * tokens >= 3 * self.program_tokens else 1
+        tokens = self.program_tokens * 85_000_000 / max(weights, 1)
+        apart = (3 + layers) / (3 + 12) if self.unrolled else 1.0
+        return replace(self, program_tokens=int(tokens * apart), loop_tokens=int(tokens))
+
+    def soonest(self, shapes: "Shapes", lengths: Sequence[int], share: float) -> "Shapes":
+        """Return shapes with the `steps` and `loops` with which a job takes the least time, compiling included.
+
+        Args:
+          shapes: the other facts of the job's shapes.
+          lengths: tokens of its texts, or of a part of them.
+          share: that part's share of the job.
+        """
+        lengths = sorted(lengths, reverse=True)
+        found: dict[float, Shapes] = {}
+        # Small jobs, of which there may be many, share the fewest programs.
+        small = sum(lengths) / share / shapes.devices < _PROGRAMS * self.program_tokens
+        for steps in _STEPS[:1] if small else _STEPS:
+            chosen = replace(shapes, steps=steps)
+            sizes = [(rows, length) for _, rows, length in chosen.divided(lengths)]
+            tokens = sum(rows * length * (1 + length / _ATTENTION_LENGTH) for rows, length in sizes)
+            tokens, programs = tokens / share / shapes.devices, len(set(sizes))
+            found.setdefault(tokens + self.program_tokens * programs, chosen)
+            if self.unrolled:
+                found.setdefault(_LOOP * tokens + self.loop_tokens * programs, replace(chosen, loops=True))
+        return found[min(found)]
 
 
-# A CPU takes half a second for a program. Encoding with the shape of all-MiniLM-L6-v2 on two cores (AVX-512), in seconds,
-# first and then with all programs in memory, by `steps`:
+# A CPU takes half a second for a program of MiniLM, and one for BERT-base's layers. Encoding with the shape of
+# all-MiniLM-L6-v2 on two cores (AVX-512), in seconds, first and then with all programs in memory, by `steps`:
 #   tokens   1           2           None
 #   19,000    3.3,  2.0   4.7,  1.4   7.6,  1.4
 #   75,000    8.3,  6.7   8.5,  5.4  11.4,  5.0
 #  187,000   18.3, 18.3  19.0, 15.7  18.9, 12.3
 # A GPU takes 2 to 4 seconds for a program, at 1.9 million tokens a second (BERT-base, one H100).
-CPU_COSTS = Costs(1024, 1024, 2_500, fills=False, in_advance=(4, 4), unrolled=True)
+CPU_COSTS = Costs(1024, 1024, 520, fills=False, in_advance=(4, 4), unrolled=True)
 ACCELERATOR_COSTS = Costs(65536, 8192, 5_000_000, fills=True, in_advance=(1, 2), unrolled=False)
 
 
@@ -78,12 +114,14 @@ class Batch(NamedTuple):
       slots: places of the same texts' results among those of the call, int [b].
       tokens: int32 [B, L], with zeros where there is no text.
       lengths: int32 [B], or [B, M] of packed rows; 0 where there is no text.
+      loops: whether the layers are a loop where they can be unrolled.
     """
 
     positions: np.ndarray
     slots: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
+    loops: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +136,7 @@ class Shapes:
       steps: number of lengths between a power of two and the next, for few shapes rather than little padding, with few
         numbers of rows; None: every multiple of 16, and full batches.
       ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch; None: that one only.
+      loops: whether batches that are not small have a loop of layers, which takes less time to compile.
     """
 
     max_length: int
@@ -106,6 +145,7 @@ class Shapes:
     batch_rows: int | None = None
     steps: int | None = None
     ratio: int | None = 2
+    loops: bool = False
 
     def length(self, tokens: int) -> int:
         """Return the padded length of a batch whose longest row has so many tokens."""
@@ -149,6 +189,15 @@ class Shapes:
         none = np.arange(0)
         return Batch(none, none, np.zeros((rows, length), np.int32), np.ones(rows, np.int32))
 
+    def divided(self, lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield each batch's number of texts, rows and padded length, for texts of these lengths in descending order."""
+        done = 0
+        while done < len(lengths):
+            length = self.length(lengths[done])
+            count, rows = self.taken(len(lengths) - done, length)
+            yield count, rows, length
+            done += count
+
     def batches(self, ids: Sequence[Sequence[int]], start: int) -> list[Batch]:
         """Divide rows of token ids into batches, the longest first.
 
@@ -159,15 +208,14 @@ class Shapes:
         order = np.argsort([-len(row) for row in ids], kind="stable")
         batches = []
         done = 0
-        while done < len(order):
-            length = self.length(len(ids[order[done]]))
-            count, rows = self.taken(len(order) - done, length)
+        for count, rows, length in self.divided([len(ids[place]) for place in order]):
             chosen = order[done : done + count]
             tokens, lengths = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
             for row, position in enumerate(chosen):
                 lengths[row] = len(ids[position])
                 tokens[row, : lengths[row]] = ids[position]
-            batches.append(Batch(start + chosen, np.arange(count), tokens, lengths))
+            loops = self.loops and tokens.size >= _LEAST_LOOP_TOKENS
+            batches.append(Batch(start + chosen, np.arange(count), tokens, lengths, loops))
             done += count
         return batches
 

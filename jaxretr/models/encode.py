@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxretr.config import Dtype
 from jaxretr.models.backbones.backbone_config import BACKBONE
-from jaxretr.models.backbones.layer_stacks import unstack
+from jaxretr.models.backbones.layer_stacks import as_operands, kernels_of, unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Batch, Costs, PackedShapes, Shapes
 from jaxretr.runtime.errors import UserError
@@ -104,17 +104,16 @@ class Engine:
         self.mesh = make_mesh(jax.local_devices())
         self.devices = self.mesh.size
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        self.costs = costs or (CPU_COSTS if on_cpu else ACCELERATOR_COSTS)
-        self.batch_tokens = self.costs.batch_tokens
-        self._compiled: set[tuple[tuple[int, ...], ...]] = set()
-        split = unstack if self.costs.unrolled else lambda layers: layers
+        costs = costs or (CPU_COSTS if on_cpu else ACCELERATOR_COSTS)
+        self._compiled: set[tuple[bool, tuple[tuple[int, ...], ...]]] = set()
         # Kept on the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
-        params = dict(jax.device_get(tower_params))
-        if "layers" in params[BACKBONE]:  # a bag of words has none
-            params[BACKBONE] = dict(params[BACKBONE], layers=split(_cast_kernels(params[BACKBONE]["layers"], dtype)))
-        if "adapter" in params:
-            params["adapter"] = split(_cast_kernels(params["adapter"], dtype))
-        self.params = replicate(self.mesh, params)
+        params = as_operands(jax.device_get(tower_params), dtype)
+        self.stacked = self.params = replicate(self.mesh, params)
+        if costs.unrolled:  # CPUs read both forms where they are: they are views of the same arrays.
+            self.params = replicate(self.mesh, _unrolled(params))
+        kernels = kernels_of(params[BACKBONE].get("layers", {}))  # a bag of words has no layers
+        self.costs = costs.for_tower(len(kernels[0]) if kernels else 0, sum(kernel.size for kernel in kernels))
+        self.batch_tokens = costs.batch_tokens
 
     def encode(
         self,
@@ -233,8 +232,8 @@ class Engine:
             ids, cut = job.rows(start, min(start + chunk, job.n)) if job.n else ([], 0)
             result.cut += cut
             if result.shapes is None:
-                tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
-                result.shapes = self._shapes_of(int(tokens), max_length, batch_size)
+                share = max(len(ids), 1) / max(total or job.n, 1)
+                result.shapes = self._shapes_of(list(map(len, ids)), share, max_length, batch_size)
             return result, result.shapes.batches(ids, start)
 
         def chunks() -> Iterator[tuple[Job, _Result, int]]:
@@ -251,14 +250,17 @@ class Engine:
         if coming is not None:
             yield coming.result()
 
-    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> AnyShapes:
-        """Return the shapes for a job of so many tokens in all."""
+    def _shapes_of(self, lengths: Sequence[int], share: float, max_length: int, batch_size: int | None) -> AnyShapes:
+        """Return the shapes for a job, of which texts of these lengths are a share."""
         if not self.compiles:
             return Shapes(max_length, self.devices, self.batch_tokens, batch_size)
-        # The devices share a job: each compiles the same programs.
-        costs, share = self.costs, tokens // self.devices
-        ratio = None if costs.fills else 2
-        return Shapes(max_length, self.devices, costs.tokens_of_batch(share), batch_size, costs.steps(share), ratio)
+        ratio = None if self.costs.fills else 2
+        shapes = Shapes(max_length, self.devices, self._tokens_of_batch(lengths, share), batch_size, ratio=ratio)
+        return self.costs.soonest(shapes, lengths, share)
+
+    def _tokens_of_batch(self, lengths: Sequence[int], share: float) -> int:
+        # The devices share a job.
+        return self.costs.tokens_of_batch(int(sum(lengths) / share) // self.devices)
 
     # ---- for callers that gather their own batches ---------------------------------------------------------------------
 
@@ -304,11 +306,12 @@ class Engine:
 
     def _compile(self, batches: Iterable[Batch]) -> None:
         """Compile the programs for batches of shapes that were not compiled before, side by side."""
-        new = sorted({(batch.tokens.shape, batch.lengths.shape) for batch in batches} - self._compiled)
+        needed = {(batch.loops, (batch.tokens.shape, batch.lengths.shape)) for batch in batches}
+        new = sorted(needed - self._compiled)
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         ids = partial(jax.ShapeDtypeStruct, dtype=np.int32, sharding=by_row)
         before = programs()
-        compile_all(self.embed, [(self.params, *map(ids, shapes)) for shapes in new])
+        compile_all(self.embed, [(self.stacked if loops else self.params, *map(ids, shapes)) for loops, shapes in new])
         if (news := programs() - before).seconds >= 1:
             _log.info("%s", news)
         self._compiled.update(new)
@@ -316,7 +319,7 @@ class Engine:
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         tokens, lengths = jax.device_put((batch.tokens, batch.lengths), by_row)
-        embeddings = self.embed(self.params, tokens, lengths)
+        embeddings = self.embed(self.stacked if batch.loops else self.params, tokens, lengths)
         embeddings.copy_to_host_async()
         return embeddings
 
@@ -326,8 +329,8 @@ class PackedEngine(Engine):
 
     pads = False
 
-    def _shapes_of(self, tokens: int, max_length: int, batch_size: int | None) -> PackedShapes:
-        batch_tokens = self.costs.tokens_of_batch(tokens // self.devices)
+    def _shapes_of(self, lengths: Sequence[int], share: float, max_length: int, batch_size: int | None) -> PackedShapes:
+        batch_tokens = self._tokens_of_batch(lengths, share)
         if batch_size is not None:
             batch_tokens = batch_size * max_length // self.devices
         return PackedShapes.of(max_length, self.devices, batch_tokens)
@@ -388,8 +391,7 @@ def _is_ready(embeddings: jax.Array | np.ndarray) -> bool:
     return isinstance(embeddings, np.ndarray) or embeddings.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _cast_kernels(params: Params, dtype: str) -> Params:
-    def cast(path: tuple[Any, ...], array: np.ndarray) -> np.ndarray:
-        return array.astype(jax.numpy.dtype(dtype)) if path[-1].key == "kernel" else array
-
-    return jax.tree_util.tree_map_with_path(cast, params)
+def _unrolled(params: Params) -> Params:
+    backbone = params[BACKBONE]
+    split = {BACKBONE: {**backbone, "layers": unstack(backbone["layers"])}} if "layers" in backbone else {}
+    return {**params, **split, **({"adapter": unstack(params["adapter"])} if "adapter" in params else {})}

@@ -326,8 +326,29 @@ def test_a_job_on_an_accelerator_has_few_programs_and_the_same_vectors() -> None
 
 
 def test_programs_are_worth_their_padding_only_in_large_jobs() -> None:
-    assert [ACCELERATOR_COSTS.steps(millions * 10**6) for millions in (1, 100, 120, 350, 380)] == [1, 1, 2, 2, None]
-    assert CPU_COSTS.steps(10_000) == 1 and CPU_COSTS.steps(10**6) is None
+    lengths = RNG.integers(20, 251, 4096).tolist()
+
+    def chosen(costs: Costs, tower: tuple[int, int], texts: int) -> tuple[int | None, bool]:
+        shapes = Shapes(256, 1, costs.batch_tokens, ratio=None if costs.fills else 2)
+        part = lengths[: min(texts, 4096)]
+        found = costs.for_tower(*tower).soonest(shapes, part, len(part) / texts)
+        return found.steps, found.loops
+
+    minilm, bert, gemma = (6, 10_600_000), (12, 85_000_000), (18, 100_300_000)
+    # Of BERT's sizes layers are always unrolled; of a decoder's 18 only where the copies of a loop cost more time.
+    assert [chosen(CPU_COSTS, minilm, texts)[0] for texts in (100, 550, 10**5)] == [1, 2, None]
+    assert [chosen(CPU_COSTS, bert, texts)[0] for texts in (20, 100, 10**4)] == [1, 2, None]
+    assert not any(chosen(CPU_COSTS, tower, texts)[1] for tower in (minilm, bert) for texts in (1, 100, 10**5))
+    assert [chosen(CPU_COSTS, gemma, texts) for texts in (20, 100, 10**5)] == [(1, True), (2, True), (None, False)]
+    assert [chosen(ACCELERATOR_COSTS, bert, texts) for texts in (10**5, 10**7)] == [(1, False), (None, False)]
+
+
+def test_a_loop_of_layers_gives_the_same_vectors() -> None:
+    engine = Engine(jitted_embed(CONFIG, "float32"), tower(init_params(CONFIG, seed=1), "passage"), "float32")
+    ids = [RNG.integers(1, 400, length).tolist() for length in RNG.integers(1, 49, 64)]
+    shapes = Shapes(48, engine.devices, 512, 16)
+    found = engine.embed_rows(ids, 16, dataclasses.replace(shapes, loops=True))
+    np.testing.assert_allclose(found, engine.embed_rows(ids, 16, shapes), **CLOSE)
 
 
 # ---- our own folder --------------------------------------------------------------------------------------------------
@@ -343,6 +364,15 @@ def test_saved_and_loaded_bit_for_bit(tokenizer: Any, tmp_path: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
     texts = ["who founded it ?"]
     np.testing.assert_array_equal(loaded.encode_queries(texts), saved.encode_queries(texts))
+    # The weights are in memory once: the devices read the same arrays, with the layers together and apart.
+    engine = loaded.engine("question")
+    own = [range(array.ctypes.data, array.ctypes.data + array.nbytes) for array in jax.tree.leaves(loaded.params)]
+    for array in jax.tree.leaves((engine.params, engine.stacked)):
+        for shard in array.addressable_shards:
+            place = shard.data.unsafe_buffer_pointer()
+            assert array.nbytes % 64 or any(place in each for each in own), (
+                "a size that JAX must copy, or a second array"
+            )
     changed = DualEncoder.from_pretrained(tmp_path / "run", max_question_length=9, passage_template="pair").config
     assert (changed.max_question_length, changed.max_passage_length, changed.passage_template) == (9, 48, "pair")
     with pytest.raises(UserError, match="was trained with pooling 'mean'"):

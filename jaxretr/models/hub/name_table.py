@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.tensor_files import TensorFiles
 from jaxretr.runtime.errors import UserError, some_names
+from jaxretr.runtime.parallel.mesh import lendable, lent
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def read_rows(
     wanted = _checked(table, shapes, tensors, ignored, source, remedy)
     params = {}
     for path, row in table.items():
-        array = np.empty(wanted[path], dtype)
+        array = lendable(wanted[path], dtype)
         parts = array if "{}" in row.theirs else array[None]
         if row.first_layer is not None:
             parts[0], parts = row.first_layer, parts[1:]
@@ -198,4 +199,4 @@ def read_tree(tensors: TensorFiles, shapes: Params, source: str) -> Params:
     table = {path: Row(path, path.replace("/", ".")) for path in flatten_dict(shapes, sep="/")}
     remedy = f"{source} and the weights are not of the same model; copy the folder again"
     _checked(table, shapes, tensors, NO_NAME, source, remedy)
-    return unflatten_dict({path: tensors.read(row.theirs) for path, row in table.items()}, sep="/")
+    return unflatten_dict({path: lent(tensors.read(row.theirs)) for path, row in table.items()}, sep="/")

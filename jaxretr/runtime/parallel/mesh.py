@@ -20,6 +20,9 @@ MODEL = "model"
 # A checkpoint of a row-sharded array is readable on any power-of-two number of devices up to this one.
 ROW_MULTIPLE = 1024
 
+# Bytes of which the address of an array that JAX reads in place on CPUs is a multiple.
+_ALIGNMENT = 64
+
 
 def make_mesh(
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
@@ -102,6 +105,28 @@ def put_rows(
         return padded
 
     return jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(DATA)), shard, dtype=dtype)
+
+
+def lendable(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Return an uninitialised array for `lent`."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+def lent(array: np.ndarray, dtype: DTypeLike | None = None) -> np.ndarray:
+    """Return the array, or a copy of it if it is of another type or CPU devices cannot read it where it is.
+
+    They copy most arrays, because numpy does not place them as JAX needs them. A lent array must not be changed.
+    """
+    dtype = array.dtype if dtype is None else dtype
+    if array.dtype == dtype and array.flags.c_contiguous and array.ctypes.data % _ALIGNMENT == 0:
+        return array
+    copy = lendable(array.shape, dtype)
+    copy[...] = array
+    return copy
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
