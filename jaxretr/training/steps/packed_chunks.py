@@ -2,7 +2,7 @@
 
 The texts are packed inside the compiled step, which has found some of them itself: rows are filled in the texts' order,
 and a row ends where the next text does not fit. As many chunks are computed as the real tokens fill, so that there are
-neither programs for several lengths nor padding to them; chunks.py has the padded ones.
+neither programs for several lengths nor padding to them.
 """
 
 from collections.abc import Callable
