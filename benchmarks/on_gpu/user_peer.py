@@ -82,6 +82,11 @@ def main() -> None:
             torch.cuda.synchronize()
         spent[what] += time.monotonic() - since
 
+    def embedded(texts: list[str]) -> Any:
+        # Beside tensors some releases return words about them.
+        given = {name: x.to(device) if torch.is_tensor(x) else x for name, x in model.tokenize(texts).items()}
+        return torch.nn.functional.normalize(model(given)["sentence_embedding"].float())
+
     with torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
         if args.job == "encode":
             model.encode(list(corpus.values()), batch_size=128)
@@ -101,16 +106,9 @@ def main() -> None:
             for step in range(args.steps):
                 since = time.monotonic()
                 batch = rng.sample(pairs, args.batch)
-                texts = [questions[q] for q, _ in batch], [corpus[p] for _, p in batch]
+                texts = [questions[question] for question, _ in batch], [corpus[passage] for _, passage in batch]
                 model.train()
-                one, other = (
-                    torch.nn.functional.normalize(
-                        model({name: x.to(device) for name, x in model.tokenize(side).items()})[
-                            "sentence_embedding"
-                        ].float()
-                    )
-                    for side in texts
-                )
+                one, other = (embedded(side) for side in texts)
                 target = torch.arange(args.batch, device=device)
                 loss = torch.nn.functional.cross_entropy(one @ other.T / TEMPERATURE, target)
                 optimizer.zero_grad()
