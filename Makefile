@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart serve reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
+.PHONY: help quickstart serve reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all test-gpu mutations lint format bench docs notebooks clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -62,6 +62,19 @@ test-slow: .venv/.installed-dev ## the slow tests, and all examples of the prope
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or hypothesis" $(if $(THIRD),--third $(THIRD)) $(TESTS)
 
 test-all: test test-slow ## both
+
+# It installs nothing, for a machine whose jax is made for its cards: with .venv where there is one, or BIN=/folder/of/python.
+# Ends in time for a call of ten minutes, and writes the report after each test. Not the property tests: a GPU would compile a
+# program for each of their examples.
+GPU_PYTHON = $(or $(wildcard $(BIN)/python),python3)
+GPU_REPORT ?= gpu_tests.md
+GPU_SECONDS ?= 500
+GPU_WORKERS ?= 4
+GPU_TESTS ?= $(shell sed '/^\#/d' tests/gpu_tests.txt)
+test-gpu: ## tests/gpu_tests.txt on the cards of this machine, without .venv or network; GPU_REPORT=FILE, GPU_SECONDS=500
+	export JAX_PLATFORMS=$${JAX_PLATFORMS:-cuda,cpu} XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH="$(CURDIR):$$PYTHONPATH"; \
+	beside=$$($(GPU_PYTHON) -c "import xdist; print('-n $(GPU_WORKERS) --dist loadfile')" 2>/dev/null); \
+	$(GPU_PYTHON) -m pytest $$beside -m "not hypothesis" --continue-on-collection-errors --report $(GPU_REPORT) --seconds $(GPU_SECONDS) $(GPU_TESTS)
 
 # Hours for all. Those of a module: make mutations MUTATIONS="jaxretr.evaluate.metrics*"; one: $(BIN)/mutmut show NAME
 mutations: .venv/.installed-dev ## make the losses, metrics and search wrong in a copy, in mutants/: which changes does no quick test notice?

@@ -3,6 +3,8 @@
     python benchmarks/accelerator.py --out results/h100              # unattended, under ten minutes
     python benchmarks/accelerator.py --out results/h100 --parts art-t5-xl --again
     python benchmarks/accelerator.py --out results/h100 --parts attention attention-alone
+    python benchmarks/accelerator.py --out results/h100 --parts options layers threads encode-packed
+    python benchmarks/accelerator.py --out results/h100-user --as-user          # what a user waits for: commands
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python benchmarks/accelerator.py --out results/h100-cublas
     python benchmarks/accelerator.py --out results/h100 --side-by-side          # where many cores wait for one card
     JAX_PLATFORMS=cpu python benchmarks/accelerator.py --out /tmp/toy --toy
@@ -61,12 +63,18 @@ PLANS = {
     "machine": Plan(20, 0, lambda gpu, part: gpu.parts.machine(part)),
     "encode-minilm": Plan(35, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.MINILM, 131_072)),
     "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 16_384)),
+    "encode-packed-minilm": Plan(
+        35, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.MINILM, 131_072, packed=True), extra=True
+    ),
+    "encode-packed-bert-base": Plan(
+        50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 16_384, packed=True), extra=True
+    ),
     "search": Plan(60, 0, lambda gpu, part: gpu.parts.search(part)),
     "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64)),
     "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True), extra=True),
     "art-t5-base": Plan(90, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_BASE, 256)),
     "art-t5-xl": Plan(125, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_XL, 64)),
-    "refresh": Plan(40, 0, lambda gpu, part: gpu.parts.refresh(part)),
+    "refresh": Plan(90, 0, lambda gpu, part: gpu.parts.refresh(part)),
     "mlm": Plan(40, 0, lambda gpu, part: gpu.parts.mlm_step(part, 128)),
     "attention": Plan(120, 0, lambda gpu, part: gpu.encoding.attention(part), extra=True),
     "attention-alone": Plan(90, 0, lambda gpu, part: gpu.attention.alone(part), extra=True),
@@ -74,6 +82,29 @@ PLANS = {
         60, 0, lambda gpu, part: gpu.parts.art_peer(part, gpu.shapes.T5_BASE, 256), "art-t5-base"
     ),
     "art-t5-xl-torch": Plan(90, 0, lambda gpu, part: gpu.parts.art_peer(part, gpu.shapes.T5_XL, 64), "art-t5-xl"),
+    **{
+        f"options-{'tuned' if tuned else 'not-tuned'}-{level}": Plan(
+            60,
+            0,
+            lambda gpu, part, tuned=tuned, level=level: gpu.compiling.with_options(part, tuned, level),
+            extra=True,
+        )
+        for tuned in (False, True)
+        for level in (0, 1, 3, 4)
+    },
+    **{
+        f"layers-{kind}": Plan(60, 0, lambda gpu, part, kind=kind: gpu.compiling.layers(part, kind), extra=True)
+        for kind in ("scanned", "unrolled")
+    },
+    **{
+        f"threads-{number}": Plan(90, 0, lambda gpu, part, n=number: gpu.compiling.threads(part, n), extra=True)
+        for number in (8, 4, 2, 1)
+    },
+}
+# Names for several parts.
+GROUPS = {
+    group: [name for name in PLANS if name.startswith(f"{group}-")]
+    for group in ("options", "layers", "threads", "encode-packed")
 }
 
 
@@ -84,6 +115,7 @@ def child(args: argparse.Namespace) -> int:
     """Runs the part that --part names; returns 0, or 3 if memory ran out, or 1."""
     replace_progress_bars()
     import on_gpu.attention
+    import on_gpu.compiling
     import on_gpu.encoding
     import on_gpu.parts
     from on_gpu.measuring import Part, first_line
@@ -289,82 +321,11 @@ def facts_of_machine(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
-def shares(case: dict[str, Any], results: dict[str, Any]) -> dict[str, float]:
-    """Of the rates that the maker states, and of those measured, the share that a case reached."""
-    seconds, peak = case["ours"]["median"], results["peak"]
-    machine = results["parts"].get("machine", {}).get("cases", {})
-    found = {}
-    for what, unit, scale, measured in (
-        ("flops", "tflops", 1e12, machine.get("matmul", {})),
-        ("bytes", "gbs", 1e9, machine.get("copy", {})),
-    ):
-        if what in case and peak:
-            found[f"{what} of peak"] = case[what] / seconds / (peak[unit] * scale)
-        if what in case and measured and case is not measured:
-            found[f"{what} of measured"] = case[what] / seconds / (measured[what] / measured["ours"]["median"])
-    return found
-
-
 def table(results: dict[str, Any]) -> str:
     """All cases as Markdown."""
-    machine, peak = results["machine"], results["peak"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    stated = f"{peak['tflops']:g} TFLOP/s in bfloat16, {peak['gbs']:g} GB/s" if peak else "not known"
-    lines = [
-        f"{machine['device']} ({machine['nvidia_smi'] or 'no nvidia-smi'}); {versions}; Python {machine['python']}",
-        "",
-        f"Host: {machine['host']}. Peak as stated by the maker: {stated}. Seconds are medians (least - greatest).",
-        "",
-        "| case | shape | seconds | rate | of peak | of what was measured | PyTorch, seconds | PyTorch / ours | compiling, s |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, part in results["parts"].items():
-        for case_name, case in part["cases"].items():
-            if "torch" not in case or "ours" in case:  # What a part in PyTorch alone measured stands beside ours.
-                lines.append(row(case_name, with_peer(name, case, results), results))
-        if part["status"] != "done":
-            why = next((attempt["error"] for attempt in reversed(part["attempts"]) if attempt["error"]), "")
-            lines.append(f"| {name}: {part['status']} | {why.replace('|', '/')} |" + " |" * 7)
-    return "\n".join(lines) + "\n"
+    from on_gpu.table import table
 
-
-def with_peer(part: str, case: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """A case with what a part of its own measured of PyTorch; the ratio's ends are those of the times."""
-    for name, other in results["parts"].items():
-        peer = other["cases"].get(case["case"], {})
-        if PLANS[name].peer_of == part and "torch" in peer and "ours" in case and peer["size"] == case["size"]:
-            ours, torch = case["ours"], peer["torch"]
-            ends = (("median", "median"), ("min", "max"), ("max", "min"))
-            return {**case, "torch": torch, "ratio": {one: torch[one] / ours[other] for one, other in ends}}
-    return case
-
-
-def row(name: str, case: dict[str, Any], results: dict[str, Any]) -> str:
-    if "ours" not in case:  # The time ran out.
-        took = f"{case['compile']:.0f}" if "compile" in case else f"> {case['compiling']:.0f}"
-        return f"| {name} | | not timed |" + " |" * 5 + f" {took} |"
-    reached = shares(case, results)
-    rate = ""
-    if "rate" in case:
-        unit, count = case["rate"]
-        rate = f"{count / case['ours']['median']:,.0f} {unit}"
-    of_peak, of_measured = (
-        " / ".join(f"{reached[f'{what} of {of}']:.0%} {word}" for what, word in (("flops", "FLOP"), ("bytes", "bytes")) if f"{what} of {of}" in reached)
-        for of in ("peak", "measured")
-    )  # fmt: skip
-    shape = case.get("shape", "") + (f"; size {case['size']:g}" if case["size"] < 1 else "")
-    peer = spread(case["torch"], "{:.4g}") if "torch" in case else case.get("torch_error", "-").replace("|", "/")
-    ratio = spread(case["ratio"], "{:.2f}") if "ratio" in case else "-"
-    compile_seconds = f"{case['compile']:.0f}" if "compile" in case else "-"
-    cells = [name, shape, spread(case["ours"], "{:.4g}"), rate, of_peak, of_measured, peer, ratio, compile_seconds]
-    return f"| {' | '.join(cells)} |"
-
-
-def spread(values: dict[str, float], form: str) -> str:
-    return f"{form.format(values['median'])} ({form.format(values['min'])} - {form.format(values['max'])})"
+    return table(results, {name: plan.peer_of for name, plan in PLANS.items()})
 
 
 def main() -> None:
@@ -372,7 +333,9 @@ def main() -> None:
     if str(ROOT) not in sys.path:  # The package need not be installed.
         sys.path.insert(1, str(ROOT))
     parser.add_argument("--out", type=Path, required=True, help="folder of results.json and table.md")
-    parser.add_argument("--parts", nargs="+", choices=PLANS, default=[name for name in PLANS if not PLANS[name].extra])
+    parser.add_argument(
+        "--parts", nargs="+", choices=[*PLANS, *GROUPS], default=[name for name in PLANS if not PLANS[name].extra]
+    )
     parser.add_argument("--again", action="store_true", help="also those that are done")
     parser.add_argument("--minutes", type=float, default=9.5, help="for all parts (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=1.0, help="of each part's seconds (default: %(default)s)")
@@ -387,9 +350,15 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     for hidden, kind in (("--part", str), ("--report", Path), ("--size", float), ("--seconds", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--as-user", action="store_true", help="commands instead of parts; see --as-user --help")
+    if "--as-user" in sys.argv:
+        import as_user
+
+        return as_user.main([word for word in sys.argv[1:] if word != "--as-user"])
     args = parser.parse_args()
     if args.part:
         sys.exit(child(args))
+    args.parts = [part for name in args.parts for part in GROUPS.get(name, [name])]
     args.python = [sys.executable]
     deadline = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)

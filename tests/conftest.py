@@ -1,7 +1,11 @@
-"""Every test sees eight CPU devices without units for bfloat16, and compiled programs are kept between runs."""
+"""Every test sees eight CPU devices without units for bfloat16, and compiled programs are kept between runs.
+
+`make test-gpu` runs the tests of gpu_tests.txt on the cards of a machine, with the eight CPU devices beside them.
+"""
 
 import logging
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +21,16 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
 import hypothesis
 import jax
 import pytest
+from gpu_report import Report
+
+BEGAN = time.monotonic()
 
 # Before anything asks for a device: the backend reads the number once.
 jax.config.update("jax_num_cpu_devices", 8)
 
 
 SLOW = Path(__file__).parent / "slow_tests.txt"
+GPU = SLOW.with_name("gpu_tests.txt")
 
 # The quick profile draws a quarter of the examples that a property test asks for; `make test-slow` draws them all.
 PROFILE, QUARTER, FEWEST = os.environ.get("JAXRETR_TEST_PROFILE", "all"), 4, 20
@@ -53,12 +61,31 @@ def keep_third(third: int, config: pytest.Config, items: list[pytest.Item]) -> N
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the files of this third of the slow tests")
+    parser.addoption("--report", type=Path, help="write after each test what failed, was skipped, and took how long")
+    parser.addoption("--seconds", type=float, help="skip what has not begun by then")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--report")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seconds = item.config.getoption("--seconds")
+    if seconds and time.monotonic() - BEGAN > seconds:
+        pytest.skip(f"{seconds:g} s were over")
+
+
+def listed(path: Path) -> list[str]:
+    """The tests that a file names, one a line."""
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what has the mark.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests that tests/slow_tests.txt names as slow, and applies the quick profile."""
-    slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
+    slow = set(listed(SLOW))
     found = set()
     for item in items:
         file, _, rest = item.nodeid.partition("::")
@@ -72,8 +99,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (third := config.getoption("--third")) is not None:
         keep_third(third, config, items)
     whole_run = not config.args or [Path(argument).resolve() for argument in config.args] == [SLOW.parent]
-    if unknown := sorted(slow - found if whole_run else ()):
-        raise pytest.UsageError(f"{SLOW.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")
+    there = {item.nodeid for item in items} | {item.nodeid.split("[")[0] for item in items}
+    there |= {name.split("::")[0] for name in there}
+    for path, missing in ((SLOW, slow - found), (GPU, set(listed(GPU)) - there)):
+        if unknown := sorted(missing if whole_run else ()):
+            raise pytest.UsageError(f"{path.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,12 +128,32 @@ def float32_is_the_fastest() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def float32_products() -> Iterator[None]:
+    """For tests that call modules themselves: their float32 products are of float32 on GPUs too, where those of the
+    library's functions are by `matmuls_in`, and others are rounded to TF32."""
+    before: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+    yield
+    jax.config.update("jax_default_matmul_precision", before)
+
+
 @pytest.fixture(scope="session")
-def mesh8() -> jax.sharding.Mesh:
+def all_devices() -> jax.sharding.Mesh:
+    """The eight CPU devices; on GPUs the cards of the machine, be it one."""
     from jaxretr.runtime.parallel.mesh import make_mesh
 
-    assert jax.device_count() == 8, "the backend started before tests/conftest.py"
+    gpu = jax.default_backend() == "gpu"
+    assert gpu or jax.device_count() == 8, "the backend started before tests/conftest.py"
     return make_mesh()
+
+
+@pytest.fixture(scope="session")
+def mesh8(all_devices: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    if all_devices.size != 8:
+        pytest.skip(f"it needs eight devices, and there are {all_devices.size}")
+    return all_devices
 
 
 @pytest.fixture(scope="session")

@@ -169,6 +169,15 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_tests_for_gpus_report_what_they_did_and_end_in_time(tmp_path: Path) -> None:
+    """With any Python that has what is tested: here with this one, on its processors."""
+    report = tmp_path / "report.md"
+    words = f"BIN={Path(sys.executable).parent} GPU_REPORT={report} GPU_WORKERS=0 GPU_SECONDS=1e-9".split()
+    make("test-gpu", *words, "GPU_TESTS=tests/evaluate/test_rank_overlap.py", cwd=ROOT)
+    first, *_ = report.read_text().splitlines()
+    assert first.startswith("0 passed, 0 failed") and "8 x cpu" in first and "were over" in report.read_text()
+
+
 @pytest.mark.parametrize(
     ("target", "command", "dev"),
     [

@@ -1,7 +1,6 @@
 """What encoding texts takes, by the engine and by the form of attention."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,8 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params, bind, define
 from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import abstract_params, embed
-from jaxretr.models.encode import Engine
+from jaxretr.models.encode import Engine, PackedEngine
+from jaxretr.runtime.parallel.programs import device_jit
 from on_gpu import formulas
 from on_gpu.attention import left_to
 from on_gpu.inputs import mesh_of_one, random_params, random_tokens
@@ -21,19 +21,17 @@ from on_gpu.measuring import Part, repeat, waits
 from on_gpu.shapes import BERT_BASE, T5_BASE, TOY_T5, WIDTH, encoder_of, words_of
 
 
-def encode(part: Part, bert: BertConfig, texts: int) -> None:
-    """Token ids on the host to vectors on the host, by the engine behind `encode_passages`."""
+def encode(part: Part, bert: BertConfig, texts: int, *, packed: bool = False) -> None:
+    """Token ids on the host to vectors on the host, by the engine behind `encode_passages`; `packed`, by that of packed rows,
+    which must give a text the same bits among other texts."""
     config = encoder_of(part, bert, shared=True)
     n = part.scaled(texts, 64)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
     rng = np.random.default_rng(0)
     ids = [rng.integers(5, config.backbone.vocab_size, length, dtype=np.int32) for length in lengths]
     params = random_params(abstract_params(config), mesh_of_one())["shared"]
-    engine = Engine(
-        jax.jit(lambda params, tokens, lengths: embed(config, params, tokens, lengths, dtype="bfloat16")),
-        params,
-        "bfloat16",
-    )
+    program = device_jit(lambda params, tokens, lengths: embed(config, params, tokens, lengths, dtype="bfloat16"))
+    engine = (PackedEngine if packed else Engine)(program, params, "bfloat16")
 
     def rows(start: int, stop: int) -> tuple[list[Any], int]:
         return ids[start:stop], 0
@@ -41,7 +39,15 @@ def encode(part: Part, bert: BertConfig, texts: int) -> None:
     def run() -> np.ndarray:
         return engine.encode(rows, n, config.embedding_size, max_length=WIDTH, progress=False)[0]
 
-    compile_seconds = _compile_shapes(engine, run)
+    first, second = repeat(run, 0.0, 2, 2)
+    if packed:
+        order = rng.permutation(n)
+        shuffled = [ids[place] for place in order]
+        again = engine.encode(
+            lambda start, stop: (shuffled[start:stop], 0), n, config.embedding_size, max_length=WIDTH, progress=False
+        )[0]
+        same = (again == run()[order]).all(1).mean()
+        part.say(f"{same:.2%} of the texts have the same bits among others")
 
     def peer() -> Callable[[], np.ndarray]:
         theirs = part.torch.encoding(config.backbone, params["bert"], ids, 65536)
@@ -50,34 +56,14 @@ def encode(part: Part, bert: BertConfig, texts: int) -> None:
 
     tokens = int(lengths.sum())
     part.compare(
-        f"encode, {words_of(config.backbone)}",
+        f"encode{' packed rows' * packed}, {words_of(config.backbone)}",
         run,
         peer if part.torch else None,
         flops=formulas.bert_flops(config.backbone, lengths),
         rate=("tokens/s", tokens),
-        compile=compile_seconds,
+        compile=max(0.0, first - second),
         shape=f"{n} texts of {lengths.mean():.0f} tokens, bfloat16",
     )
-
-
-def _compile_shapes(engine: Engine, run: Callable[[], Any]) -> float:
-    """Compiles all programs of a job at the same time; returns the seconds."""
-    program, shapes = engine.embed, {}
-
-    def note(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        shapes[tokens.shape] = tokens, lengths
-        return jnp.zeros((len(tokens), engine.params["bert"]["norm"]["scale"].shape[0]))
-
-    engine.embed = note
-    run()
-    engine.embed = program
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda pair: _seconds(lambda: program(engine.params, *pair)), shapes.values()))
-    return max(taken)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    return repeat(waits(call), 0.0, 1, 1)[0]
 
 
 def assert_near(ours: np.ndarray, theirs: np.ndarray) -> None:

@@ -47,10 +47,10 @@ def compiled(monkeypatch):
 
 
 @pytest.fixture(params=["1 device", "8 devices", "8 devices, compiled"])
-def mesh(request, mesh1, mesh8):
+def mesh(request):
     if "compiled" in request.param:
         request.getfixturevalue("compiled")
-    return mesh1 if request.param == "1 device" else mesh8
+    return request.getfixturevalue("mesh1" if request.param == "1 device" else "mesh8")
 
 
 # ---------------------------------------------------------------- one device's shard

@@ -25,6 +25,8 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.runtime.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 SEED = 5
 TARGETS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
 # No two sizes are equal but where they must be, so that a mixed-up axis cannot pass.

@@ -1,4 +1,4 @@
-"""The attention kernels of GPUs, run as JAX operations: against float64, the written-out form, and where programs take them."""
+"""The attention kernels of GPUs, elsewhere run as JAX operations: against float64, the written-out form, and where programs take them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -67,7 +67,7 @@ def in_float64(rows: Rows, rate: float = RATE) -> Arrays:
 
 
 def fused(q: jax.Array, k: jax.Array, v: jax.Array, bias: KeyBias, keys: Any, *, rate: float = RATE) -> jax.Array:
-    form = Form(q.shape[-1] ** -0.5, rate, interpret=True)
+    form = Form(q.shape[-1] ** -0.5, rate, interpret=jax.default_backend() != "gpu")
     return fused_attention.fused_attention(q, k, v, bias, keys, form, partial(written_out, rate=rate))
 
 
@@ -100,6 +100,12 @@ def assert_near(found: Arrays, expected: Arrays, tolerance: float = TOLERANCE) -
     for name, one in found.items():
         error = np.linalg.norm(one - expected[name]) / np.linalg.norm(expected[name])
         assert error < tolerance, f"{name}: {error}"
+
+
+@pytest.fixture(autouse=True)
+def no_kernels_in_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written out is written out on GPUs too."""
+    monkeypatch.setenv(ATTENTION_VARIABLE, "xla")
 
 
 @pytest.fixture

@@ -50,6 +50,8 @@ from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:

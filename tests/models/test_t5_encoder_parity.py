@@ -49,6 +49,8 @@ from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.sharding import spec_of
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": WIDTH,

@@ -20,6 +20,8 @@ from jaxretr.models.hub.t5_params import export_t5, import_t5, read
 from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
 from jaxretr.runtime.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 SEED = 7
 LENGTHS = np.array([11, 5, 1], np.int32)
 TARGET_LENGTHS = np.array([3, 6, 6], np.int32)

@@ -37,11 +37,14 @@ class Pair:
 
 @pytest.fixture(scope="module", params=["paper", "write-back"])
 def pair(
-    request: pytest.FixtureRequest, models: Path, mesh8: jax.sharding.Mesh, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    models: Path,
+    all_devices: jax.sharding.Mesh,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     write_back = request.param == "write-back"
     steps = 25 if write_back else STEPS
-    history, run = ours(models, tmp_path_factory.mktemp("run"), mesh8, steps, write_back=write_back)
+    history, run = ours(models, tmp_path_factory.mktemp("run"), all_devices, steps, write_back=write_back)
     batches = [run.batches.indices(number) for number in range(steps)]
     towers = tmp_path_factory.mktemp("towers")
     yield Pair(history, reference(models, t5_scores(models), batches, towers, write_back=write_back), run)

@@ -153,8 +153,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.02], ids=["linear to 0", "linear to 2%"])
-def pair(request: pytest.FixtureRequest, folder: Path, mesh8: jax.sharding.Mesh) -> Pair:
-    result, run = ours(folder, mesh8, request.param)
+def pair(request: pytest.FixtureRequest, folder: Path, all_devices: jax.sharding.Mesh) -> Pair:
+    result, run = ours(folder, all_devices, request.param)
     passages = run.examples.passages
     batches = []
     for number in range(STEPS):

@@ -37,6 +37,8 @@ from jaxretr.training.state import TrainState
 from jaxretr.training.steps.mlm import MaskedBatch, mask
 from jaxretr.training.steps.token_step import make_token_step
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 SEED = 17
 RATE = 0.15
 
