@@ -96,11 +96,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             found |= names
         if PROFILE == "quick":
             draw_fewer_examples(item)
-    if (third := config.getoption("--third")) is not None:
-        keep_third(third, config, items)
     whole_run = not config.args or [Path(argument).resolve() for argument in config.args] == [SLOW.parent]
     there = {item.nodeid for item in items} | {item.nodeid.split("[")[0] for item in items}
     there |= {name.split("::")[0] for name in there}
+    if (third := config.getoption("--third")) is not None:
+        keep_third(third, config, items)
     for path, missing in ((SLOW, slow - found), (GPU, set(listed(GPU)) - there)):
         if unknown := sorted(missing if whole_run else ()):
             raise pytest.UsageError(f"{path.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")
