@@ -21,6 +21,8 @@ from jaxretr.training.steps.packed_chunks import PackedChunks, PackedForm, row_s
 from jaxretr.training.steps.padded_chunks import PaddedChunks
 from jaxretr.training.steps.widths import chosen_widths, passage_widths
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 ROWS, WIDTH, VOCABULARY, SIZE = 7, 64, 50, 6
 # Unsorted, two of them empty, and one that fills the rectangle: every width that a chunk can be cut to is taken.
 LENGTHS = np.array([20, 0, 64, 3, 33, 0, 48], np.int32)
