@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxretr.models.backbones.attention_kernels import chosen_attention
+from jaxretr.models.backbones.attention_kernels import attention_on_cuda
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
-from jaxretr.models.backbones.fused_attention import can_fuse
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, dense_params, embed
 from jaxretr.models.encode import Engine, HostEngine, PackedEngine
@@ -57,13 +56,14 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: s
         return 0
     parts = (encoder.base, encoder.lexical) if isinstance(encoder, JointConfig) else (encoder,)
     shapes = [part.backbone for part in parts]
-    fused = dtype == "bfloat16" and all(
+    fused = platform in ("cuda", "gpu") and all(
         isinstance(shape, BertConfig)
         and not shape.relative_attention_num_buckets
-        and can_fuse(dtype, shape.hidden_size // shape.num_attention_heads)
+        and attention_on_cuda(dtype, shape.hidden_size // shape.num_attention_heads, packed=True, drops=False)
+        == "fused"
         for shape in shapes
     )
-    return 2048 if fused and platform in ("cuda", "gpu") and chosen_attention() == "fused" else 512
+    return 2048 if fused else 512
 
 
 def embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:

@@ -1,5 +1,7 @@
 """Attention that is left to cuDNN where a program is lowered for CUDA; nowhere here does it run."""
 
+import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,12 +12,13 @@ import pytest
 from flax import nnx
 from tiny import BERT, T5
 
-from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE
+from jaxretr.models.backbones.attention_kernels import ATTENTION_VARIABLE, attention_on_cuda
 from jaxretr.models.backbones.dropout import Dropout
 from jaxretr.models.backbones.layers import attend, define, key_bias
 from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.parallel.programs import pallas_triton
 
 TOKENS, LENGTHS = jax.ShapeDtypeStruct((4, 16), jnp.int32), jax.ShapeDtypeStruct((4,), jnp.int32)
 
@@ -69,6 +72,26 @@ def test_dropout_and_the_default_do_without(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(ATTENTION_VARIABLE, "fuse")
     with pytest.raises(UsageError, match=r"JAXRETR_ATTENTION=fuse: .*'fused'"):
         lowered(lambda q: attention(q, 0.0), "cuda", q)
+
+
+def test_without_pallas_triton_cudnn_takes_what_it_can_and_xla_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    monkeypatch.delattr("jax.experimental.pallas.triton", raising=False)
+    assert pallas_triton.__wrapped__() is None
+    monkeypatch.setattr("jaxretr.models.backbones.attention_kernels.pallas_triton", lambda: None)
+    monkeypatch.delenv(ATTENTION_VARIABLE)
+    form = partial(attention_on_cuda, "bfloat16", 32)
+    assert form(packed=False, drops=False) == "cudnn"
+    assert form(packed=True, drops=False) == form(packed=False, drops=True) == "xla"
+    program, params = encoding("bfloat16")
+    assert "fmhaSoftmax" in lowered(program, "cuda", params, TOKENS, LENGTHS)
+    # Nor is cuDNN there.
+    monkeypatch.setattr(fused_attention, "check_cudnn_version", lambda: 1 / 0)
+    program, params = encoding("bfloat16")
+    text = lowered(program, "cuda", params, TOKENS, LENGTHS)
+    assert "fmha" not in text and "triton" not in text
+    monkeypatch.setenv(ATTENTION_VARIABLE, "fused")
+    assert form(packed=True, drops=True) == "xla"
 
 
 def test_what_cudnn_is_asked_for_is_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from jaxretr.indexes.topk.shard import Shard, as_numbers, unsigned_zero
 from jaxretr.runtime.parallel.mesh import varying_alike
+from jaxretr.runtime.parallel.programs import pallas_triton
+
+triton: Any = pallas_triton()
 
 # Rows, and most questions, of a tile of scores. Rows, questions and the numbers of each are powers of two for Triton.
 TILE_ROWS = 128
@@ -31,7 +33,7 @@ def can_fuse(shape: tuple[int, ...], itemsize: float) -> bool:
     """
     n, dim = shape
     overflows = 2**31 < n * dim <= 2**32 and itemsize < 2
-    return itemsize <= 2 and dim % CHUNK == 0 and not overflows
+    return triton is not None and itemsize <= 2 and dim % CHUNK == 0 and not overflows
 
 
 def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, interpret: bool = False) -> jax.Array:

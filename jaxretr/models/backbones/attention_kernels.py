@@ -1,15 +1,18 @@
-"""The attention kernel on NVIDIA GPUs, chosen by JAXRETR_ATTENTION; and cuDNN's, for programs without dropout."""
+"""The choice of attention on NVIDIA GPUs: our kernel, cuDNN's for programs without dropout, or the written-out form."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxretr.models.backbones.packed_rows import are_packed
 from jaxretr.runtime.errors import environment_choice
+from jaxretr.runtime.parallel.programs import pallas_triton
 
 ATTENTION_VARIABLE = "JAXRETR_ATTENTION"
-_CHOICES = "fused", "cudnn", "xla"
+_CHOICES = "auto", "fused", "cudnn", "xla"
+
+SIZES = (16, 32, 64, 128)
+"""Sizes of a head that our kernel supports: powers of two, as Triton requires, from the least that matrix units take."""
 
 
 class KeyBias(NamedTuple):
@@ -26,19 +29,38 @@ class KeyBias(NamedTuple):
     lengths: jax.Array
 
 
-def chosen_attention() -> str:
-    """Return the attention kernel of programs lowered for CUDA, where it applies: "fused", "cudnn", or "xla" for none.
+def attention_on_cuda(dtype: Any, size: int, *, packed: bool, drops: bool) -> str:
+    """Return the form of self-attention in programs lowered for CUDA: "fused" for our kernel, "cudnn", or "xla".
+
+    JAXRETR_ATTENTION names one, which is taken where it can compute such rows. Otherwise it is our kernel; cuDNN's if this
+    version of JAX has no compiler for ours.
+
+    Args:
+      dtype: type of the products' operands.
+      size: size of a head.
+      packed: whether the rows are packed.
+      drops: whether there is dropout.
 
     Raises:
       UsageError: JAXRETR_ATTENTION has another value.
     """
-    return environment_choice(ATTENTION_VARIABLE, _CHOICES)
+    chosen = environment_choice(ATTENTION_VARIABLE, _CHOICES)
+    half = jnp.dtype(dtype) == jnp.bfloat16
+    if chosen in ("auto", "fused") and half and size in SIZES and pallas_triton() is not None:
+        return "fused"
+    left_to_cudnn = chosen == "cudnn" or (chosen == "auto" and pallas_triton() is None and _has_cudnn())
+    if left_to_cudnn and half and size % 8 == 0 and size <= 128 and not packed and not drops:
+        return "cudnn"
+    return "xla"
 
 
-def can_use_cudnn(dtype: Any, size: int, bias: Any) -> bool:
-    """Whether cuDNN has attention for products of this type, heads of this size and rows with such a bias."""
-    padded = isinstance(bias, KeyBias) and not are_packed(bias.lengths)
-    return padded and jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
+def _has_cudnn() -> bool:
+    try:
+        from jax._src.cudnn.fused_attention_stablehlo import check_cudnn_version
+
+        return check_cudnn_version() > 0
+    except Exception:  # Whatever it is, programs without it run.
+        return False
 
 
 def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, scale: float) -> jax.Array:

@@ -17,15 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.dropout import PackedKeys, element_bits, folded, folded_words, threshold
 from jaxretr.models.backbones.packed_rows import are_packed, text_tiles
 from jaxretr.runtime.parallel.mesh import varying_alike
-
-SIZES = (16, 32, 64, 128)
-"""Supported sizes of a head: powers of two, as Triton requires, from the least that matrix units take."""
+from jaxretr.runtime.parallel.programs import pallas_triton
 
 BLOCK = 64
 """Largest number of queries, and of keys, in a block; fewer where the rows are shorter."""
@@ -35,6 +32,8 @@ QUERIES_A_WARP, STAGES = 16, 2
 Compiled for it, neither kernel spills a register with heads of 64."""
 
 _LOG2_E = math.log2(math.e)
+
+triton: Any = pallas_triton()
 
 
 class Form(NamedTuple):
@@ -49,11 +48,6 @@ class Form(NamedTuple):
     scale: float
     rate: float
     interpret: bool = False
-
-
-def can_fuse(dtype: Any, size: int) -> bool:
-    """Whether `fused_attention` takes products of this type and heads of this size."""
-    return jnp.dtype(dtype) == jnp.bfloat16 and size in SIZES
 
 
 def fused_attention(

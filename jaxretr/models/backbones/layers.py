@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.models.backbones.attention_kernels import KeyBias, by_cudnn, can_use_cudnn, chosen_attention
+from jaxretr.models.backbones.attention_kernels import KeyBias, attention_on_cuda, by_cudnn
 from jaxretr.models.backbones.dropout import Dropout, dropped
-from jaxretr.models.backbones.fused_attention import Form, can_fuse, fused_attention
+from jaxretr.models.backbones.fused_attention import Form, fused_attention
 from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result
-from jaxretr.models.backbones.packed_rows import hidden_keys
+from jaxretr.models.backbones.packed_rows import are_packed, hidden_keys
 from jaxretr.models.backbones.products import product
 from jaxretr.runtime.parallel.split_parameters import rows_of, whole
 
@@ -220,14 +220,16 @@ def attend(
         return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
     arguments = q_blhd, k_bmhd, v_bmhd, bias, keys
-    chosen = chosen_attention() if isinstance(bias, KeyBias) else "xla"
-    if chosen == "fused" and can_fuse(dtype, size):
+    chosen = "xla"
+    if isinstance(bias, KeyBias):
+        chosen = attention_on_cuda(dtype, size, packed=are_packed(bias.lengths), drops=keys is not None)
+    if chosen == "fused":
         form = Form(scale, drop.rate)
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
             return fused_attention(q, k, v, bias, keys, form, written_out)
-    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size, bias):
+    elif chosen == "cudnn":
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
             q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))

@@ -79,6 +79,20 @@ def accepted(options: Mapping[str, bool]) -> dict[str, bool]:
     return chosen
 
 
+@cache
+def pallas_triton() -> Any:
+    """Pallas' backend for Triton, in which our kernels for NVIDIA GPUs are written; None, said once, where JAX has none.
+
+    JAX has announced to remove it. Every kernel has a form without it, which XLA compiles.
+    """
+    try:
+        from jax.experimental.pallas import triton
+    except ImportError as error:
+        log.info("JAX %s has no Triton in Pallas (%s): kernels for NVIDIA GPUs are left to XLA", jax.__version__, error)
+        return None
+    return triton
+
+
 def compile_all(program: Any, shapes: Iterable[tuple[Any, ...]]) -> None:
     """Compile a program for all these arguments side by side; later calls with such arguments compile nothing.
 
