@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -142,6 +143,8 @@ def measured(row: Row, data: Path, args: argparse.Namespace, seconds: float) -> 
     peer = row.engine == PEER
     words = peer_words(row, data, args) if peer else words_of(row, data, args, workdir)
     start = [str(ROOT / "benchmarks/on_gpu/user_peer.py")] if peer else ["-c", COMMAND]
+    if not row.warm:  # A try that ran out of time has left programs behind.
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"$ JAXRETR_ENGINE={row.engine}", "jaxretr" if not peer else "peer", *words, flush=True)
     began = time.monotonic()
     lines: list[tuple[float, str]] = []
