@@ -14,7 +14,7 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, k
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
-from jaxretr.models.backbones.packed_rows import are_packed, text_numbers, token_places
+from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -326,7 +326,7 @@ def dense_params(config: DualEncoderConfig, tower_params: Params) -> list[tuple[
     ]
 
 
-def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
+def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling, *, ends: jax.Array | None = None) -> jax.Array:
     """Return one vector for each text.
 
     Args:
@@ -335,20 +335,15 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
       pooling: "cls" for the first token's state, "lasttoken" for the last real one's; "max" for the largest value of
         each dimension; "mean" for the mean of the real tokens' states, "weightedmean" with the weights 1, 2, 3, ...,
         "mean_sqrt_len_tokens" for their sum over the square root of their number.
+      ends: lengths up to the token that "lasttoken" reads; None: the texts' lengths.
 
     Returns:
       float32 [B, D], of packed rows [B * M, D].
     """
     packed, width = are_packed(lengths), states.shape[1]
-    place = token_places(lengths, width)
-    # Whether a text has the token: [B, L], of packed rows [B, M, L].
-    if packed:
-        texts = jnp.arange(lengths.shape[1])
-        own, place = text_numbers(lengths, width)[:, None] == texts[:, None], place[:, None]
-    else:
-        if pooling == "cls":
-            return states[:, 0]
-        own = place < lengths[:, None]
+    if pooling == "cls" and not packed:
+        return states[:, 0]
+    own, place = own_tokens(lengths, width)
     if pooling == "max":
         largest = jnp.where(own[..., None], states[:, None] if packed else states, -1e9).max(axis=-2)
         return largest.reshape(-1, states.shape[-1])
@@ -365,7 +360,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
         weights = weights * (place + 1)
         divisor = jnp.maximum(weights.sum(axis=-1), least)
     elif pooling == "lasttoken":
-        weights = weights * (place == lengths[..., None] - 1)
+        weights = weights * (place == (lengths if ends is None else ends)[..., None] - 1)
     else:
         assert_never(pooling)
     if not packed:

@@ -39,8 +39,16 @@ def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -
         raise UsageError(
             f"{ENGINE_VARIABLE}=host is for float32, BERT's layers and pooling 'cls' or 'mean'; set it to padded or packed"
         )
-    kind = PackedEngine if chosen == "packed" else Engine
-    return kind(jitted_embed(config, dtype), tower_params, dtype)
+    return compiled_engine()(jitted_embed(config, dtype), tower_params, dtype)
+
+
+def compiled_engine() -> type[Engine]:
+    """Return the class of an engine that compiles programs: of packed rows where JAXRETR_ENGINE asks for them.
+
+    Raises:
+      UsageError: JAXRETR_ENGINE names no engine.
+    """
+    return PackedEngine if environment_choice(ENGINE_VARIABLE, _ENGINES) == "packed" else Engine
 
 
 def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: str) -> int:

@@ -25,6 +25,7 @@ from jaxretr.data.tokens import (
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.encode import Engine, fastest_dtype
+from jaxretr.models.engine_choice import compiled_engine
 from jaxretr.models.hub import cross_encoder_folder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.hf_files import read_json, resolve
@@ -146,7 +147,9 @@ class PairScorer:
     def engine(self) -> Engine:
         """Return the engine that computes the scores of marked rows, as embeddings of one dimension."""
         if self._engine is None:
-            self._engine = Engine(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
+            # A language model's likelihood is read off padded rows.
+            kind = compiled_engine() if isinstance(self.config, CrossEncoderConfig) else Engine
+            self._engine = kind(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
         return self._engine
 
     def marked_rows(

@@ -47,6 +47,16 @@ def token_places(lengths: jax.Array, width: int) -> jax.Array:
     return jnp.where(unfilled, 0, place - token_starts(lengths, width))
 
 
+def own_tokens(lengths: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """Return whether a text has each token, bool [B, L], of packed rows [B, M, L]; and the tokens' places, which
+    broadcast against it."""
+    place = token_places(lengths, width)
+    if not are_packed(lengths):
+        return place < lengths[:, None], place
+    texts = jnp.arange(lengths.shape[1])
+    return text_numbers(lengths, width)[:, None] == texts[:, None], place[:, None]
+
+
 def counted_places(counted: jax.Array, lengths: jax.Array) -> jax.Array:
     """Return the number of counted tokens of the same text before each one: bool [B, L] -> int32 [B, L]."""
     before = jnp.cumsum(counted, axis=1) - counted

@@ -14,6 +14,7 @@ from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.dropout import Dropout, folded
 from jaxretr.models.backbones.layers import ACTIVATIONS, Params, define, layer_norm, linear, matmuls_in
+from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.models.embed import pool
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
@@ -68,34 +69,36 @@ def relevance(
     Args:
       config: configuration of the cross-encoder.
       params: parameters of the cross-encoder.
-      tokens: token ids, any integer type [n, L], padded on the right.
-      lengths: int32 [n].
-      seconds: start of the second text in each row, int32 [n]; from there on tokens have type 1, if the encoder has two
-        types.
+      tokens: token ids, any integer type [n, L], padded on the right or packed, see packed_rows.py.
+      lengths: int32 [n], or [n, M] of packed rows.
+      seconds: start of the second text in each row, int32 [n], or whether a token is of a second text, bool [n, L], as
+        `unmarked` returns them; such tokens have type 1, if the encoder has two types.
       dtype: type of the encoder's matmul operands.
       keys: one PRNG key per row [n], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
 
     Returns:
-      float32 [n], logits.
+      float32 [n], logits; [n * M] of packed rows.
     """
     options: dict[str, Any] = {"keys": keys, "keep_matmuls": keep_matmuls}
     if getattr(config.backbone, "type_vocab_size", 0) > 1:
-        options["types"] = (jnp.arange(tokens.shape[1]) >= seconds[:, None]).astype(jnp.int32)
+        second = seconds if are_packed(lengths) else jnp.arange(tokens.shape[1]) >= seconds[:, None]
+        options["types"] = second.astype(jnp.int32)
     with matmuls_in(dtype):
         states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype, **options)
-        pooled = pool(states, _without_padding(tokens, lengths, config.head.pad_token_id), config.head.pooling)
+        ends = _without_padding(tokens, lengths, config.head.pad_token_id)
+        pooled = pool(states, lengths, config.head.pooling, ends=ends)
     drop = Dropout(folded(keys, _HEAD), config.backbone.hidden_dropout_prob)
     return head_logits(config.head, params[HEAD], pooled, drop)
 
 
 def _without_padding(tokens: jax.Array, lengths: jax.Array, padding: int | None) -> jax.Array:
-    """Return the lengths of rows up to their last token that is no padding, as transformers' classifiers do, or 1."""
+    """Return the lengths of texts up to their last token that is no padding, as transformers' classifiers do, or 1."""
     if padding is None:
         return lengths
-    place = jnp.arange(tokens.shape[1])
-    counted = (place < lengths[:, None]) & (tokens != padding)
-    return jnp.max(jnp.where(counted, place, 0), axis=1) + 1
+    own, place = own_tokens(lengths, tokens.shape[1])
+    counted = own & ((tokens[:, None] if are_packed(lengths) else tokens) != padding)
+    return jnp.max(jnp.where(counted, place, 0), axis=-1) + 1
 
 
 def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropout) -> jax.Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.models.backbones.packed_rows import are_packed
 from jaxretr.models.scorers.splicing import splice
 
 Order = Literal["question_first", "passage_first"]
@@ -116,8 +117,12 @@ def marked(tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, vocabulary
 
 
 def unmarked(tokens: jax.Array, lengths: jax.Array, vocabulary: int) -> tuple[jax.Array, jax.Array]:
-    """Return the ids of marked rows, [n, L], and the starts of their second texts, int32 [n]."""
-    return tokens % vocabulary, lengths - (tokens >= vocabulary).sum(axis=1)
+    """Return the ids of marked rows, [n, L], and the starts of their second texts, int32 [n].
+
+    Of packed rows, which hold several pairs, it is whether a token is of a second text, bool [n, L].
+    """
+    second = tokens >= vocabulary
+    return tokens % vocabulary, second if are_packed(lengths) else lengths - second.sum(axis=1)
 
 
 def frame_of_pairs(tokenizer: Any, max_length: int) -> PairFrame:

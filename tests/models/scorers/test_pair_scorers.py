@@ -13,8 +13,11 @@ from pair_models import KINDS, PAIRS, make_model
 import jaxretr
 from jaxretr.data.tokens import bare_question
 from jaxretr.models.any_scorer import load_scorer
-from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
+from jaxretr.models.scorers.cross_encoder import _without_padding
+from jaxretr.models.scorers.pair_frame import PairFrame, unmarked
 from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel.programs import programs
 
 torch = pytest.importorskip("torch", reason="the reference needs torch: see requirements-torch.txt")
 
@@ -26,7 +29,8 @@ ROUNDING = 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
+def test_scores_equal_sentence_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In padded rows, and for two of the kinds in packed ones."""
     from sentence_transformers import CrossEncoder
 
     folder = make_model(kind, tmp_path)
@@ -35,6 +39,40 @@ def test_scores_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
     ours = jaxretr.CrossEncoder.from_pretrained(folder, max_length=64)
     np.testing.assert_allclose(ours.score(QUESTIONS, PASSAGES), wanted, atol=ROUNDING)
     assert np.ptp(wanted) > 100 * ROUNDING  # The pairs differ.
+    if kind in ("bert", "qwen3"):
+        monkeypatch.setenv(ENGINE_VARIABLE, "packed")
+        packed = jaxretr.CrossEncoder.from_pretrained(folder, max_length=64)
+        np.testing.assert_allclose(packed.score(QUESTIONS, PASSAGES), wanted, atol=ROUNDING)
+
+
+def test_one_program_scores_packed_pairs_of_every_length(
+    tiny_cross_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their types travel with them, neighbours do not matter, and a padding token at a pair's end is not its last token."""
+    rng = np.random.default_rng(0)
+    words = ["who", "founded", "the", "city", "of", "rome", "?"]
+    texts = [" ".join(rng.choice(words, length)) for length in rng.integers(1, 24, 1500)]
+    questions, passages = texts[:750], [{"text": text} for text in texts[750:]]
+    expected = jaxretr.CrossEncoder.from_pretrained(tiny_cross_encoder).score(questions, passages)
+    monkeypatch.setenv(ENGINE_VARIABLE, "packed")
+    scorer = jaxretr.CrossEncoder.from_pretrained(tiny_cross_encoder)
+    before = programs()
+    np.testing.assert_allclose(scorer.score(questions, passages), expected, rtol=0, atol=ROUNDING)
+    news = programs() - before
+    assert news.compiled + news.cached <= 2
+    order = rng.permutation(750)
+    shuffled = scorer.score([questions[place] for place in order], [passages[place] for place in order])
+    np.testing.assert_allclose(shuffled, expected[order], rtol=0, atol=ROUNDING)
+    assert scorer.config.backbone.type_vocab_size == 2  # pyright: ignore
+
+
+def test_a_pair_ends_at_its_last_token_that_is_no_padding() -> None:
+    """In padded rows [2, 5], and packed into one."""
+    tokens, lengths = jnp.array([[3, 4, 0, 0, 9], [0, 5, 6, 9, 9]]), jnp.array([4, 3])
+    packed = jnp.array([[3, 4, 0, 0, 0, 5, 6, 9, 9]])
+    np.testing.assert_array_equal(_without_padding(tokens, lengths, 0), [2, 3])
+    np.testing.assert_array_equal(_without_padding(packed, lengths[None], 0), [[2, 3]])
+    np.testing.assert_array_equal(unmarked(packed, lengths[None], 5)[1], packed >= 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
