@@ -19,6 +19,9 @@ from jaxretr.runtime.parallel.programs import device_jit
 ENGINE_VARIABLE = "JAXRETR_ENGINE"
 _ENGINES = "auto", "packed", "padded", "host"
 
+# Tokens, about, of training's packed rows, where attention is written out and where our kernel computes it.
+_ROW, _LONG_ROW = 512, 2048
+
 
 def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
     """Return the engine that JAXRETR_ENGINE names, or the faster one on this machine: the one place that chooses.
@@ -65,13 +68,15 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: s
     parts = (encoder.base, encoder.lexical) if isinstance(encoder, JointConfig) else (encoder,)
     shapes = [part.backbone for part in parts]
     fused = platform in ("cuda", "gpu") and all(
-        isinstance(shape, BertConfig)
-        and not shape.relative_attention_num_buckets
-        and attention_on_cuda(dtype, shape.hidden_size // shape.num_attention_heads, packed=True, drops=False)
-        == "fused"
+        isinstance(shape, BertConfig) and not shape.relative_attention_num_buckets and _is_fused(dtype, shape)
         for shape in shapes
     )
-    return 2048 if fused else 512
+    return _LONG_ROW if fused else _ROW
+
+
+def _is_fused(dtype: str, shape: BertConfig) -> bool:
+    size = shape.hidden_size // shape.num_attention_heads
+    return attention_on_cuda(dtype, size, _LONG_ROW, packed=True, drops=False) == "fused"
 
 
 def embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:

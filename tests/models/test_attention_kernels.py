@@ -74,15 +74,18 @@ def test_dropout_and_the_default_do_without(monkeypatch: pytest.MonkeyPatch) -> 
         lowered(lambda q: attention(q, 0.0), "cuda", q)
 
 
-def test_without_pallas_triton_cudnn_takes_what_it_can_and_xla_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pallas_triton_cudnn_takes_what_it_can_and_xla_the_rest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
     monkeypatch.delattr("jax.experimental.pallas.triton", raising=False)
     assert pallas_triton.__wrapped__() is None
     monkeypatch.setattr("jaxretr.models.backbones.attention_kernels.pallas_triton", lambda: None)
     monkeypatch.delenv(ATTENTION_VARIABLE)
     form = partial(attention_on_cuda, "bfloat16", 32)
-    assert form(packed=False, drops=False) == "cudnn"
-    assert form(packed=True, drops=False) == form(packed=False, drops=True) == "xla"
+    assert form(16, packed=False, drops=False) == "cudnn"
+    assert form(16, packed=True, drops=False) == form(16, packed=False, drops=True) == "xla"
+    assert form(17, packed=False, drops=False) == "xla"  # It has no gradient there.
     program, params = encoding("bfloat16")
     assert "fmhaSoftmax" in lowered(program, "cuda", params, TOKENS, LENGTHS)
     # Nor is cuDNN there.
@@ -91,7 +94,9 @@ def test_without_pallas_triton_cudnn_takes_what_it_can_and_xla_the_rest(monkeypa
     text = lowered(program, "cuda", params, TOKENS, LENGTHS)
     assert "fmha" not in text and "triton" not in text
     monkeypatch.setenv(ATTENTION_VARIABLE, "fused")
-    assert form(packed=True, drops=True) == "xla"
+    with caplog.at_level("INFO", "jaxretr"):
+        assert form(16, packed=True, drops=True) == "xla"
+    assert "JAXRETR_ATTENTION=fused cannot" in caplog.text
 
 
 def test_what_cudnn_is_asked_for_is_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """The choice of attention on NVIDIA GPUs: our kernel, cuDNN's for programs without dropout, or the written-out form."""
 
+import logging
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +9,8 @@ import jax.numpy as jnp
 
 from jaxretr.runtime.errors import environment_choice
 from jaxretr.runtime.parallel.programs import pallas_triton
+
+log = logging.getLogger(__name__)
 
 ATTENTION_VARIABLE = "JAXRETR_ATTENTION"
 _CHOICES = "auto", "fused", "cudnn", "xla"
@@ -29,7 +33,7 @@ class KeyBias(NamedTuple):
     lengths: jax.Array
 
 
-def attention_on_cuda(dtype: Any, size: int, *, packed: bool, drops: bool) -> str:
+def attention_on_cuda(dtype: Any, size: int, length: int, *, packed: bool, drops: bool) -> str:
     """Return the form of self-attention in programs lowered for CUDA: "fused" for our kernel, "cudnn", or "xla".
 
     JAXRETR_ATTENTION names one, which is taken where it can compute such rows. Otherwise it is our kernel; cuDNN's if this
@@ -38,6 +42,7 @@ def attention_on_cuda(dtype: Any, size: int, *, packed: bool, drops: bool) -> st
     Args:
       dtype: type of the products' operands.
       size: size of a head.
+      length: L, tokens of a row.
       packed: whether the rows are packed.
       drops: whether there is dropout.
 
@@ -49,9 +54,17 @@ def attention_on_cuda(dtype: Any, size: int, *, packed: bool, drops: bool) -> st
     if chosen in ("auto", "fused") and half and size in SIZES and pallas_triton() is not None:
         return "fused"
     left_to_cudnn = chosen == "cudnn" or (chosen == "auto" and pallas_triton() is None and _has_cudnn())
-    if left_to_cudnn and half and size % 8 == 0 and size <= 128 and not packed and not drops:
+    # Its backward pass takes even lengths only.
+    if left_to_cudnn and half and size % 8 == 0 and size <= 128 and length % 2 == 0 and not packed and not drops:
         return "cudnn"
+    if chosen in ("fused", "cudnn"):
+        _say_written_out(chosen)
     return "xla"
+
+
+@cache
+def _say_written_out(chosen: str) -> None:
+    log.info("%s=%s cannot compute all attention of these programs: XLA does the rest", ATTENTION_VARIABLE, chosen)
 
 
 def _has_cudnn() -> bool:

@@ -222,7 +222,8 @@ def attend(
     arguments = q_blhd, k_bmhd, v_bmhd, bias, keys
     chosen = "xla"
     if isinstance(bias, KeyBias):
-        chosen = attention_on_cuda(dtype, size, packed=are_packed(bias.lengths), drops=keys is not None)
+        length, packed = q_blhd.shape[1], are_packed(bias.lengths)
+        chosen = attention_on_cuda(dtype, size, length, packed=packed, drops=keys is not None)
     if chosen == "fused":
         form = Form(scale, drop.rate)
 
