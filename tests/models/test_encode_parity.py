@@ -18,6 +18,7 @@ from jaxretr.config import Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.errors import UserError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Everything is on disk; nothing here may wait for a network.
@@ -103,13 +104,20 @@ def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path,
 
 
 @pytest.mark.parametrize("pooling", get_args(Pooling))
-def test_every_pooling_is_that_of_other_libraries(pooling: Any, bert: Path, tmp_path: Path) -> None:
-    """sentence-transformers' from its own folder; and of our exports, transformers', the card's code and ONNX Runtime's."""
+def test_every_pooling_is_that_of_other_libraries(
+    pooling: Any, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sentence-transformers' from its own folder, also in packed rows; and of our exports, transformers', the card's code and
+    ONNX Runtime's."""
     runtime = pytest.importorskip("onnxruntime", reason="runs the graph")
     expected = _write(bert, tmp_path / "model", pooling).encode(PASSAGES)
     ours = DualEncoder.from_pretrained(tmp_path / "model")
     assert ours.config.pooling == pooling
     np.testing.assert_allclose(ours.encode_passages(PASSAGES), expected, rtol=1e-5, atol=1e-5)
+    with monkeypatch.context() as patch:
+        patch.setenv(ENGINE_VARIABLE, "packed")
+        packed = DualEncoder.from_pretrained(tmp_path / "model").encode_passages(PASSAGES)
+    np.testing.assert_allclose(packed, expected, rtol=1e-5, atol=1e-5)
     for to in ("sentence-transformers", "huggingface", "onnx"):
         export(ours, to=to, out=tmp_path / to)
         assert to == "onnx" or DualEncoder.from_pretrained(tmp_path / to).config.pooling == pooling

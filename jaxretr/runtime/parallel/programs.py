@@ -87,7 +87,9 @@ def pallas_triton() -> Any:
     """
     try:
         from jax.experimental.pallas import triton
-    except ImportError as error:
+
+        _ = triton.load, triton.store, triton.dot, triton.CompilerParams
+    except (ImportError, AttributeError) as error:
         log.info("JAX %s has no Triton in Pallas (%s): kernels for NVIDIA GPUs are left to XLA", jax.__version__, error)
         return None
     return triton
