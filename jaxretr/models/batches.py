@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxretr.models.backbones.packed_rows import ROW, room_for_texts
+
 # Padding to a multiple of 16 instead of 64 saves a seventh of the time for passages of 20 to 250 tokens.
 _BUCKET = 16
-
-# Tokens of a packed row, for texts that are not longer: few enough that a row's attention without a kernel costs less
-# than its dense layers.
-_PACKED_WIDTH = 512
-
-# A packed row has room for texts of this mean length; shorter ones leave a part of it unfilled.
-_LEAST_MEAN_LENGTH = 16
 
 # About the length at which a token's attention, whose time grows with the length, takes as long as the rest of its layer.
 _ATTENTION_LENGTH = 4000
@@ -235,13 +230,13 @@ class PackedShapes:
     @classmethod
     def of(cls, max_length: int, devices: int, *batch_tokens: int) -> "PackedShapes":
         """Return the shapes of batches with about so many tokens on each device, for texts of at most `max_length`."""
-        width = max(_PACKED_WIDTH, _BUCKET * -(-max_length // _BUCKET))
+        width = max(ROW, _BUCKET * -(-max_length // _BUCKET))
         return cls(width, tuple(sorted({devices * max(1, tokens // width) for tokens in batch_tokens})))
 
     @property
     def texts(self) -> int:
         """M, the largest number of texts in a row."""
-        return max(1, self.width // _LEAST_MEAN_LENGTH)
+        return room_for_texts(self.width)
 
     def length(self, tokens: int) -> int:
         """Return the tokens that a text of so many costs: there is no padding."""

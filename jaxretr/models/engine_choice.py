@@ -10,6 +10,7 @@ from jaxretr.models.backbones.attention_kernels import attention_on_cuda
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.packed_rows import ROW
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, dense_params, embed
 from jaxretr.models.encode import Engine, HostEngine, PackedEngine
 from jaxretr.runtime.errors import UsageError, environment_choice
@@ -19,8 +20,8 @@ from jaxretr.runtime.parallel.programs import device_jit
 ENGINE_VARIABLE = "JAXRETR_ENGINE"
 _ENGINES = "auto", "packed", "padded", "host"
 
-# Tokens, about, of training's packed rows, where attention is written out and where our kernel computes it.
-_ROW, _LONG_ROW = 512, 2048
+# Tokens, about, of training's packed rows where our kernel computes attention.
+_LONG_ROW = 2048
 
 
 def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
@@ -63,7 +64,7 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: s
     Raises:
       UsageError: JAXRETR_ENGINE names no engine.
     """
-    if environment_choice(ENGINE_VARIABLE, _ENGINES) != "packed":
+    if compiled_engine() is not PackedEngine:
         return 0
     parts = (encoder.base, encoder.lexical) if isinstance(encoder, JointConfig) else (encoder,)
     shapes = [part.backbone for part in parts]
@@ -71,7 +72,7 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: s
         isinstance(shape, BertConfig) and not shape.relative_attention_num_buckets and _is_fused(dtype, shape)
         for shape in shapes
     )
-    return _LONG_ROW if fused else _ROW
+    return _LONG_ROW if fused else ROW
 
 
 def _is_fused(dtype: str, shape: BertConfig) -> bool:

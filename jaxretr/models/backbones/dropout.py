@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.backbones.packed_rows import of_tokens, token_places
+from jaxretr.models.backbones.packed_rows import are_packed, of_tokens, token_places
 
 ATTENTION, EMBEDDINGS = 1 << 16, 1 << 17
 """Numbers of places of dropout for `folded`: in a layer the attention's probabilities, in an encoder its embeddings.
@@ -25,6 +25,11 @@ class PackedKeys(NamedTuple):
 
     words: jax.Array
     lengths: jax.Array
+
+
+def keys_of_texts(keys: Any, lengths: jax.Array) -> Any:
+    """Return keys, one for each text with one of these lengths, as `Dropout` takes them; None stays None."""
+    return PackedKeys(keys, lengths) if keys is not None and are_packed(lengths) else keys
 
 
 class Dropout:

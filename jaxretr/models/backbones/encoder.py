@@ -9,10 +9,9 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.adapter_layers import make_adapters
-from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, PackedKeys, folded
+from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, folded, keys_of_texts
 from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
 from jaxretr.models.backbones.layers import Embedding
-from jaxretr.models.backbones.packed_rows import are_packed
 
 
 class Encoder(nnx.Module):
@@ -68,7 +67,7 @@ class Encoder(nnx.Module):
         Returns:
           float32 [B, L, D].
         """
-        given: Any = PackedKeys(keys, lengths) if keys is not None and are_packed(lengths) else keys
+        given = keys_of_texts(keys, lengths)
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         drop = Dropout(folded(given, EMBEDDINGS), self.config.hidden_dropout_prob)
         x = drop(self.embedded(x, tokens, lengths, types))

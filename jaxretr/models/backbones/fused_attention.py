@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxretr.models.backbones.attention_kernels import KeyBias
-from jaxretr.models.backbones.dropout import PackedKeys, element_bits, folded, folded_words, threshold
+from jaxretr.models.backbones.dropout import PackedKeys, element_bits, folded, folded_words, keys_of_texts, threshold
 from jaxretr.models.backbones.packed_rows import are_packed, text_tiles
 from jaxretr.runtime.parallel.mesh import varying_alike
 from jaxretr.runtime.parallel.programs import pallas_triton
@@ -100,8 +100,7 @@ def _backward_with_positions(form: Form, written_out: Any, saved: Any, cotangent
     q, k, v, bias, keys = saved
 
     def of_these(q: jax.Array, k: jax.Array, v: jax.Array, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-        given = PackedKeys(keys, bias.lengths) if keys is not None and are_packed(bias.lengths) else keys
-        return written_out(q, k, v, KeyBias(hidden, positions, bias.lengths), given)
+        return written_out(q, k, v, KeyBias(hidden, positions, bias.lengths), keys_of_texts(keys, bias.lengths))
 
     *of_qkv, hidden, positions = jax.vjp(of_these, q, k, v, bias.hidden, bias.positions)[1](cotangent)
     return *of_qkv, KeyBias(hidden, positions, None), None  # pyright: ignore[reportArgumentType]

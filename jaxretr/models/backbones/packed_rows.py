@@ -9,6 +9,18 @@ first token.
 import jax
 import jax.numpy as jnp
 
+ROW = 512
+"""Tokens of a packed row, for texts that are not longer: few enough that a row's attention without a kernel costs less than
+its dense layers."""
+
+# A packed row has room for texts of this mean length; shorter ones leave a part of it unfilled.
+_LEAST_MEAN_LENGTH = 16
+
+
+def room_for_texts(width: int) -> int:
+    """Return M, the largest number of texts in a row of so many tokens."""
+    return max(1, width // _LEAST_MEAN_LENGTH)
+
 
 def are_packed(lengths: jax.Array) -> bool:
     """Whether these are the lengths of packed rows."""

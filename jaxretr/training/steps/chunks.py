@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
-from jaxretr.training.steps.kept_chunks import Chunks, embed_each, embed_kept
-from jaxretr.training.steps.padded_chunks import PaddedChunks
+from jaxretr.training.steps.kept_chunks import Chunks, embed_kept
 
 EmbedRows = Callable[..., jax.Array]
 
@@ -57,9 +56,7 @@ def embed_in_chunks(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _embed_chunks(embed_rows: EmbedRows, params: Params, frozen: Params, chunks: Chunks) -> jax.Array:
-    if isinstance(chunks, PaddedChunks):
-        return chunks.map(lambda *rows: embed_rows(join(params, frozen), *rows))
-    return embed_each(embed_rows, params, frozen, chunks)
+    return chunks.map(lambda *rows: embed_rows(join(params, frozen), *rows))
 
 
 def _forward(embed_rows: EmbedRows, params: Params, frozen: Params, chunks: Chunks) -> Any:
@@ -73,14 +70,7 @@ def _backward(embed_rows: EmbedRows, saved: Any, cotangents: jax.Array) -> Any:
     def gradient(cotangent: jax.Array, *rows: Any) -> Params:
         return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
 
-    def add(width: int, number: jax.Array, total: Params) -> Params:
-        fresh = gradient(chunks.taken(cotangents, number), *chunks.at(width, number))
-        return jax.tree.map(jnp.add, total, fresh)
-
-    zeros = jax.tree.map(zeros_placed_like, params)
-    if isinstance(chunks, PaddedChunks):
-        return chunks.sum(gradient, zeros, cotangents), None, None
-    return chunks.each(add, zeros), None, None
+    return chunks.sum(gradient, jax.tree.map(zeros_placed_like, params), cotangents), None, None
 
 
 _embed_chunks.defvjp(_forward, _backward)

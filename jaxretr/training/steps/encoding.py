@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
@@ -51,7 +52,6 @@ def embed_batch(
     Returns:
       float32 [b, D], [b, V, D] or None, and [b, K, D].
     """
-    b = len(questions.lengths)
     texts, given = [TokenRows(questions.tokens, questions.lengths)], [keys.questions]
     if questions.forms is not None:
         texts, given = [*texts, questions.forms], [*given, keys.forms]
@@ -66,11 +66,10 @@ def embed_batch(
             embeddings = _embed_texts(program, *towers, rows, each, program.chunk, sides=2)
     else:
         embeddings = embed_questions(program, params, frozen, rows.tokens, rows.lengths, each)
-    counts = [x.lengths.size for x in texts]
-    parts = jnp.split(embeddings, [sum(counts[: place + 1]) for place in range(len(counts) - 1)])
+    parts = jnp.split(embeddings, np.cumsum([x.lengths.size for x in texts])[:-1])
     parts = [part.reshape(*x.lengths.shape, -1) for part, x in zip(parts, texts, strict=True)]
     passages = parts.pop() if together else embed_passages(program, params, frozen, found, keys.passages)
-    return parts[0].reshape(b, -1), parts[1] if len(parts) > 1 else None, passages
+    return parts[0], parts[1] if len(parts) > 1 else None, passages
 
 
 @jax.named_scope("questions")

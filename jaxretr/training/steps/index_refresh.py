@@ -143,8 +143,8 @@ def _encode_packed(
     packing = Packing.of(lengths, form, together=program.shard_parameters)
 
     def chunk(width: int, number: jax.Array, embeddings: jax.Array) -> jax.Array:
-        texts, real = packing.texts(number)
-        own, chosen = jnp.where(real, lengths[texts], 0), rows[texts]
+        texts, own, real = packing.texts(number)
+        chosen = rows[texts]
         read = of_tokens(jnp.minimum(chosen, n - 1), own, width)
         tokens = passages.ids_at(read, token_places(own, width))
         fresh = embed(program.encoder, weights, tokens, own, dtype=program.encoder_dtype)

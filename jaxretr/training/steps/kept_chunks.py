@@ -18,7 +18,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.mesh import varying_like
 from jaxretr.training.steps.packed_chunks import PackedChunks
-from jaxretr.training.steps.padded_chunks import Chunk, PaddedChunks
+from jaxretr.training.steps.padded_chunks import Chunk, PaddedChunks, embedded_by_width
 
 Chunks = PaddedChunks | PackedChunks
 
@@ -29,19 +29,7 @@ def embed_kept(
 ) -> jax.Array:
     """Embed chunks and keep their activations; the arguments and the result as in `embed_in_chunks`, but for the order."""
     # This primal runs where nothing is differentiated, and keeps nothing.
-    return embed_each(embed_rows, params, frozen, chunks)
-
-
-def embed_each(embed_rows: Callable[..., jax.Array], params: Params, frozen: Params, chunks: Chunks) -> jax.Array:
-    """Embed chunks in a loop for each width; `chunks.in_order` brings the result into the order of the texts."""
-
-    def one(width: int, number: Any) -> jax.Array:
-        return embed_rows(join(params, frozen), *chunks.at(width, number))
-
-    size = jax.eval_shape(partial(one, chunks.widths[-1]), 0).shape[-1]
-    return chunks.each(
-        lambda width, number, embeddings: chunks.put(embeddings, number, one(width, number)), chunks.room(size)
-    )
+    return embedded_by_width(chunks, lambda *rows: embed_rows(join(params, frozen), *rows))
 
 
 def _forward(embed_rows: Any, words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks) -> Any:

@@ -7,20 +7,16 @@ neither programs for several lengths nor padding to them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.backbones.packed_rows import of_tokens, token_places
-from jaxretr.runtime.parallel.matmul_flops import TRIPS
+from jaxretr.models.backbones.packed_rows import of_tokens, room_for_texts, token_places
 from jaxretr.runtime.parallel.mesh import DATA, varying_like
-from jaxretr.training.steps.padded_chunks import Chunk
-
-# Texts have this mean length at least in a row that is full; shorter ones leave a part of it unfilled.
-_LEAST_MEAN_LENGTH = 16
+from jaxretr.training.steps.blocks import while_counted
+from jaxretr.training.steps.padded_chunks import Chunk, embedded_by_width
 
 
 class PackedForm(NamedTuple):
@@ -43,7 +39,7 @@ class PackedForm(NamedTuple):
         """Return the form for n texts of at most `longest` tokens, in rows of about `row` tokens, chunks of about `tokens`."""
         whole = max(1, round(row / longest))  # texts of full length in a row
         width = 16 * -(-longest * whole // 16)
-        texts = max(whole, width // _LEAST_MEAN_LENGTH)
+        texts = max(whole, room_for_texts(width))
         # A row that is not the last has as many texts as always fit, or more.
         most = -(-n // whole)
         count = -(-most // max(1, tokens // width))
@@ -73,15 +69,21 @@ class Packing:
 
     def each(self, body: Callable[..., Any], carry: Any) -> Any:
         """Run body(width, number, carry) -> carry for every chunk that has texts."""
-        with jax.named_scope(f"{TRIPS}{self.form.count}"):
-            return lax.fori_loop(jnp.zeros_like(self.used), self.used, partial(body, self.form.width), carry)
+        return while_counted(
+            lambda state: state[0] < self.used,
+            lambda state: (state[0] + 1, body(self.form.width, *state)),
+            (jnp.zeros_like(self.used), carry),
+            self.form.count,
+        )[1]
 
-    def texts(self, number: Any) -> tuple[jax.Array, jax.Array]:
-        """Return the numbers of a chunk's texts, int32 [R, M], and whether there is one; any number where there is none."""
+    def texts(self, number: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return a chunk's texts: their numbers and lengths, int32 [R, M], and whether there is one; otherwise the number
+        is any, and the length 0."""
         first = number * self.form.rows + jnp.arange(self.form.rows)
         begins, ends = (self.starts.at[rows].get(mode="clip")[:, None] for rows in (first, first + 1))
         texts = begins + jnp.arange(self.form.texts, dtype=jnp.int32)
-        return jnp.minimum(texts, len(self.lengths) - 1), texts < ends
+        texts, real = jnp.minimum(texts, len(self.lengths) - 1), texts < ends
+        return texts, jnp.where(real, self.lengths[texts], 0), real
 
 
 @jax.tree_util.register_dataclass
@@ -106,10 +108,22 @@ class PackedChunks(Packing):
 
     def at(self, width: int, number: Any) -> Chunk:
         """Return a chunk by its number, an integer or int32 scalar."""
-        texts, real = self.texts(number)
-        lengths = jnp.where(real, self.lengths[texts], 0)
+        texts, lengths, _ = self.texts(number)
         tokens = self.tokens[of_tokens(texts, lengths, width), token_places(lengths, width)]
         return Chunk(tokens, lengths, None if self.keys is None else self.keys[texts])
+
+    def map(self, of_rows: Callable[..., jax.Array]) -> jax.Array:
+        """Return the results of `of_rows(tokens, lengths, keys)` for all texts, float32 [n, D]."""
+        return embedded_by_width(self, of_rows)
+
+    def sum(self, of_rows: Callable[..., Any], zeros: Any, values: jax.Array) -> Any:
+        """Return the sum of the trees that `of_rows(values, tokens, lengths, keys)` gives, where values are [n, D]."""
+
+        def add(width: int, number: jax.Array, total: Any) -> Any:
+            fresh = of_rows(self.taken(values, number), *self.at(width, number))
+            return jax.tree.map(jnp.add, total, fresh)
+
+        return self.each(add, zeros)
 
     def room(self, size: int) -> jax.Array:
         """Return memory for the embeddings of all texts, float32 [n, size]."""
@@ -128,7 +142,7 @@ class PackedChunks(Packing):
         return embeddings
 
     def _places(self, number: Any) -> jax.Array:
-        texts, real = self.texts(number)
+        texts, _, real = self.texts(number)
         return jnp.where(real, texts, len(self.lengths)).reshape(-1)  # out of bounds where there is no text
 
 

@@ -141,3 +141,13 @@ class PaddedChunks:
             for width in self.widths
         ]
         return lax.switch(bucket, branches, tokens, lengths, keys)
+
+
+def embedded_by_width(chunks: Any, of_rows: Callable[..., jax.Array]) -> jax.Array:
+    """Return the results of `of_rows(tokens, lengths, keys)` for all chunks, padded or packed, as a loop for each width."""
+    size = jax.eval_shape(lambda: of_rows(*chunks.at(chunks.widths[-1], 0))).shape[-1]
+
+    def put(width: int, number: jax.Array, embeddings: jax.Array) -> jax.Array:
+        return chunks.put(embeddings, number, of_rows(*chunks.at(width, number)))
+
+    return chunks.each(put, chunks.room(size))
