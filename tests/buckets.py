@@ -103,6 +103,8 @@ def gs_server() -> Server:
     # Otherwise the tests would never end.
     emulated._api.daemon = True
     emulated.start()
+    # Not only while a test runs: what is closed late, by a thread of a failed write, must not ask Google.
+    os.environ["STORAGE_EMULATOR_HOST"] = url
     return server
 
 

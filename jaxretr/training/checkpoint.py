@@ -170,10 +170,12 @@ class Checkpoints:
 
     def _finish(self) -> None:
         """Wait for the checkpoint that is being written, and end Orbax's thread, which otherwise stays until exit."""
-        self._checkpointer.wait()
         saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        try:
+            self._checkpointer.wait()
+        finally:
+            if saving is not None:
+                saving.result()
 
     def _seal(self) -> None:
         if self._seals is not None:

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -337,6 +338,9 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         server.failing = 0
     line = str(error.value)
     assert line.startswith(f"{folder}: the checkpoint cannot be written") and "\n" not in line
+    assert not [thread.name for thread in threading.enumerate() if "_run_loop" in thread.name], (
+        "no thread of Orbax stays"
+    )
     with Checkpoints(folder, config) as checkpoints:
         assert checkpoints.latest == 1 and checkpoints.steps == [1]
 
