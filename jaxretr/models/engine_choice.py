@@ -15,7 +15,7 @@ from jaxretr.models.embed import DualEncoderConfig, JointConfig, dense_params, e
 from jaxretr.models.encode import Engine, HostEngine, PackedEngine
 from jaxretr.runtime.errors import UsageError, environment_choice
 from jaxretr.runtime.parallel.machine import blas_beats_xla
-from jaxretr.runtime.parallel.programs import device_jit
+from jaxretr.runtime.parallel.programs import device_jit, is_cuda
 
 ENGINE_VARIABLE = "JAXRETR_ENGINE"
 _ENGINES = "auto", "packed", "padded", "host"
@@ -43,20 +43,20 @@ def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -
         raise UsageError(
             f"{ENGINE_VARIABLE}=host is for float32, BERT's layers and pooling 'cls' or 'mean'; set it to padded or packed"
         )
-    return compiled_engine()(jitted_embed(config, dtype), tower_params, dtype)
+    return compiled_engine(config.backbone, dtype)(jitted_embed(config, dtype), tower_params, dtype)
 
 
-def compiled_engine() -> type[Engine]:
-    """Return the class of an engine that compiles programs: of packed rows where JAXRETR_ENGINE asks for them.
+def compiled_engine(shape: Any, dtype: str) -> type[Engine]:
+    """Return the class of an engine that compiles programs for an encoder of this shape: of packed rows, or of padded ones.
 
     Raises:
       UsageError: JAXRETR_ENGINE names no engine.
     """
-    return PackedEngine if environment_choice(ENGINE_VARIABLE, _ENGINES) == "packed" else Engine
+    return PackedEngine if _packs([shape], dtype, jax.devices()[0]) else Engine
 
 
-def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: str) -> int:
-    """Return the tokens, about, of packed rows of training steps on devices of this platform; 0: their rows are padded.
+def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, device: Any) -> int:
+    """Return the tokens, about, of packed rows of training steps on devices such as this one; 0: their rows are padded.
 
     The attention kernel skips what is not of a text, so that rows can be long and their unfilled ends are a small part of
     them; written out, attention costs as much as the row is long.
@@ -64,20 +64,30 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, platform: s
     Raises:
       UsageError: JAXRETR_ENGINE names no engine.
     """
-    if compiled_engine() is not PackedEngine:
-        return 0
     parts = (encoder.base, encoder.lexical) if isinstance(encoder, JointConfig) else (encoder,)
     shapes = [part.backbone for part in parts]
-    fused = platform in ("cuda", "gpu") and all(
-        isinstance(shape, BertConfig) and not shape.relative_attention_num_buckets and _is_fused(dtype, shape)
+    if not _packs(shapes, dtype, device):
+        return 0
+    return _LONG_ROW if _skips(shapes, dtype, device) else ROW
+
+
+def _packs(shapes: list[Any], dtype: str, device: Any) -> bool:
+    """Whether these encoders' rows are packed: where JAXRETR_ENGINE says so, and by themselves where nothing is lost."""
+    chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
+    return chosen == "packed" or (chosen == "auto" and _skips(shapes, dtype, device))
+
+
+def _skips(shapes: list[Any], dtype: str, device: Any) -> bool:
+    """Whether our attention kernel computes all attention of these encoders, in both directions, text by text."""
+    return is_cuda(device) and all(
+        isinstance(shape, BertConfig)
+        and not shape.relative_attention_num_buckets
+        and attention_on_cuda(
+            dtype, shape.hidden_size // shape.num_attention_heads, _LONG_ROW, packed=True, drops=False
+        )
+        == "fused"
         for shape in shapes
     )
-    return _LONG_ROW if fused else ROW
-
-
-def _is_fused(dtype: str, shape: BertConfig) -> bool:
-    size = shape.hidden_size // shape.num_attention_heads
-    return attention_on_cuda(dtype, size, _LONG_ROW, packed=True, drops=False) == "fused"
 
 
 def embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:

@@ -148,7 +148,8 @@ class PairScorer:
         """Return the engine that computes the scores of marked rows, as embeddings of one dimension."""
         if self._engine is None:
             # A language model's likelihood is read off padded rows.
-            kind = compiled_engine() if isinstance(self.config, CrossEncoderConfig) else Engine
+            packs = isinstance(self.config, CrossEncoderConfig)
+            kind = compiled_engine(self.config.backbone, self.dtype) if packs else Engine
             self._engine = kind(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
         return self._engine
 

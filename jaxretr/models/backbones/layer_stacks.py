@@ -47,6 +47,24 @@ def bits_are_kept() -> Iterator[None]:
         _bits_are_kept.reset(token)
 
 
+_are_apart = contextvars.ContextVar("layers_are_apart", default=False)
+
+
+@contextlib.contextmanager
+def layers_apart(apart: bool = True) -> Iterator[None]:
+    """A context to trace a model in, where `scan_layers` writes stacked layers one behind the other, if they are to be apart.
+
+    A loop writes what each layer keeps for the backward pass into arrays over all layers, which matrix products cannot
+    write into by themselves, and computes attention once more. Without it, a program takes several times as long to
+    compile.
+    """
+    token = _are_apart.set(apart)
+    try:
+        yield
+    finally:
+        _are_apart.reset(token)
+
+
 def kept_result(y: jax.Array) -> jax.Array:
     """Mark a dense layer's result, which `scan_layers` keeps if it keeps matmuls."""
     if not _bits_are_kept.get() or y.dtype != jnp.bfloat16:
@@ -134,7 +152,7 @@ def scan_layers(
     body = jax.checkpoint(body, policy=policy, prevent_cse=False)
 
     def scan(x: Any, params: Any) -> Any:
-        return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+        return jax.lax.scan(body, x, (params, jnp.arange(count)), unroll=_are_apart.get())[0]
 
     if all(leaf.dtype != jnp.bfloat16 for leaf in jax.tree.leaves(params)):
         return scan(x, params)

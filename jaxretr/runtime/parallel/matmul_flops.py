@@ -13,6 +13,10 @@ from jaxretr.runtime.parallel.mesh import DATA
 TRIPS = "trips_"
 _TRIPS = re.compile(rf"\b{TRIPS}(\d+)")
 
+# Name of the scope around packed rows; the length of their texts and of a row follow.
+TEXTS = "texts_"
+_TEXTS = re.compile(rf"\b{TEXTS}(\d+)_(\d+)")
+
 
 def matmul_flops(traced: Any) -> int:
     """Count the floating-point operations of all matrix products of one call, over all devices, from the jaxpr.
@@ -21,7 +25,7 @@ def matmul_flops(traced: Any) -> int:
     A multiplication and an addition are two operations. The most expensive branch of a conditional counts, so that a
     refresh is counted as if all passages were of full length. The body of a loop whose length follows from the data
     counts as often as `while_counted` says, which assumes a teacher that knows no score yet and reads rows of full
-    length. Recomputation for the backward pass counts again. Products that nobody reads, such as the gradients of
+    length; so does attention over packed rows, of which a kernel reads each text alone. Recomputation for the backward pass counts again. Products that nobody reads, such as the gradients of
     frozen kernels, do not count: the compiler drops them.
 
     Args:
@@ -30,28 +34,42 @@ def matmul_flops(traced: Any) -> int:
     return _count(traced.jaxpr.jaxpr)
 
 
-def _count(jaxpr: Any) -> int:
+def _count(jaxpr: Any, texts: tuple[int, int] | None = None) -> int:
+    """Count a program's operations; `texts` are the lengths of the texts and of the packed rows that it is for."""
     read, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-    return sum(_of_equation(equation) for equation in read.eqns)
+    return sum(_of_equation(equation, texts) for equation in read.eqns)
 
 
-def _of_equation(equation: Any) -> int:
+def _of_equation(equation: Any, texts: tuple[int, int] | None) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         left = equation.invars[0].aval.shape
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+    # A loop's body knows the scopes within it alone.
+    scopes = str(equation.source_info.name_stack)
+    if found := _TEXTS.findall(scopes):
+        texts = int(found[-1][0]), int(found[-1][1])
     if name == "cond":
-        return max(_count(branch.jaxpr) for branch in params["branches"])
+        branches = [branch.jaxpr for branch in params["branches"]]
+        dearest = max(_count(branch, texts) for branch in branches)
+        return dearest * texts[0] // texts[1] if texts and any(map(_has_kernel, branches)) else dearest
     if name == "scan":
-        return params["length"] * _count(params["jaxpr"].jaxpr)
-    inner = sum(_count(jaxpr) for value in params.values() for jaxpr in _jaxprs(value))
+        return params["length"] * _count(params["jaxpr"].jaxpr, texts)
+    inner = sum(_count(jaxpr, texts) for value in params.values() for jaxpr in _jaxprs(value))
     if name == "while":
         # The loop's own scope is the last of the scopes around it.
-        counted = _TRIPS.findall(str(equation.source_info.name_stack))
+        counted = _TRIPS.findall(scopes)
         return int(counted[-1]) * inner if counted else inner
     # Each device of this axis runs a shard_map's body on its own part; the other axis is left to the compiler.
     return inner * params["mesh"].shape[DATA] if name == "shard_map" else inner
+
+
+def _has_kernel(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "pallas_call" or any(map(_has_kernel, sum(map(_jaxprs, equation.params.values()), [])))
+        for equation in jaxpr.eqns
+    )
 
 
 def _jaxprs(value: Any) -> list[Any]:

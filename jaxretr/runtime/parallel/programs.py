@@ -57,9 +57,12 @@ def compiler_options() -> dict[str, bool] | None:
 
     Those that the user gives in XLA_FLAGS are left to them.
     """
-    if jax.default_backend() != "gpu" or "cuda" not in jax.devices()[0].client.platform_version.lower():
-        return None
-    return accepted(_CUDA) or None
+    return (accepted(_CUDA) or None) if is_cuda(jax.devices()[0]) else None
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device is an NVIDIA GPU, at hand or to compile for."""
+    return device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()
 
 
 def accepted(options: Mapping[str, bool]) -> dict[str, bool]:

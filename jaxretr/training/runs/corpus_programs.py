@@ -10,6 +10,7 @@ from jaxretr.config import ArtConfig, ContrastiveConfig
 from jaxretr.data.token_store import TokenStore
 from jaxretr.models.engine_choice import packed_row
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
+from jaxretr.runtime.parallel.programs import is_cuda
 from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
 from jaxretr.training.runs.encoder_start import frozen_branches
@@ -40,6 +41,10 @@ from jaxretr.training.runs.whole_corpus import (
 from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 from jaxretr.training.steps.score_table import TableState
+
+
+# From so many steps on, a step that is shorter by a fifth is worth some seconds more of compiling.
+_MANY_STEPS = 1000
 
 
 class RunState(NamedTuple):
@@ -175,6 +180,9 @@ def index_settings(
     config: ArtConfig | ContrastiveConfig, encoder: Any, corpus_rows: int, mesh: Mesh, passage_widths: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`."""
+    row, split = packed_row(encoder, config.encoder.dtype, mesh.devices.flat[0]), splits(config.mesh, encoder, mesh)
+    # A program for several lengths, or of parameters that are gathered layer by layer, stays small.
+    apart = row > 0 and not split and is_cuda(mesh.devices.flat[0]) and config.train.steps >= _MANY_STEPS
     return {
         "encoder": encoder,
         "encoder_dtype": config.encoder.dtype,
@@ -183,8 +191,9 @@ def index_settings(
         "chunk": (config.art if isinstance(config, ArtConfig) else config.contrastive).chunk,
         "activation_bytes": activation_bytes(config.encoder, mesh),
         "seed": config.train.seed,
-        "shard_parameters": splits(config.mesh, encoder, mesh),
+        "shard_parameters": split,
         "index_aware": config.index_aware,
         "passage_widths": passage_widths,
-        "packed_row": packed_row(encoder, config.encoder.dtype, mesh.devices.flat[0].platform),
+        "packed_row": row,
+        "layers_apart": apart,
     }

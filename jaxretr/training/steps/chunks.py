@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxretr.models.backbones.layer_stacks import layers_apart
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.training.steps.kept_chunks import Chunks, embed_kept
@@ -27,6 +28,7 @@ def embed_in_chunks(
     frozen: Params | None = None,
     keep: bool = False,
     words: tuple[str, ...] | None = None,
+    apart: bool = False,
 ) -> jax.Array:
     """Embed texts, a chunk at once; differentiable with respect to `params`.
 
@@ -43,32 +45,34 @@ def embed_in_chunks(
         Only the memory and the time change.
       words: with `keep`, the path in `params` of the table that the tokens are looked up in: its gradient is then added
         row by row. None: `embed_rows` looks them up, and the table's gradient is a dense one in each chunk.
+      apart: whether the layers are apart in passes with a gradient, see `layers_apart`.
 
     Returns:
       float32 [n, D], in the order of the texts that were given.
     """
     if keep:
-        embeddings: Any = embed_kept(embed_rows, words, params, frozen or {}, chunks)
+        embeddings: Any = embed_kept(embed_rows, words, apart, params, frozen or {}, chunks)
     else:
-        embeddings = _embed_chunks(embed_rows, params, frozen or {}, chunks)
+        embeddings = _embed_chunks(embed_rows, apart, params, frozen or {}, chunks)
     return chunks.in_order(embeddings)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _embed_chunks(embed_rows: EmbedRows, params: Params, frozen: Params, chunks: Chunks) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _embed_chunks(embed_rows: EmbedRows, apart: bool, params: Params, frozen: Params, chunks: Chunks) -> jax.Array:
     return chunks.map(lambda *rows: embed_rows(join(params, frozen), *rows))
 
 
-def _forward(embed_rows: EmbedRows, params: Params, frozen: Params, chunks: Chunks) -> Any:
-    return _embed_chunks(embed_rows, params, frozen, chunks), (params, frozen, chunks)
+def _forward(embed_rows: EmbedRows, apart: bool, params: Params, frozen: Params, chunks: Chunks) -> Any:
+    return _embed_chunks(embed_rows, apart, params, frozen, chunks), (params, frozen, chunks)
 
 
-def _backward(embed_rows: EmbedRows, saved: Any, cotangents: jax.Array) -> Any:
+def _backward(embed_rows: EmbedRows, apart: bool, saved: Any, cotangents: jax.Array) -> Any:
     params, frozen, chunks = saved
 
     # The chunk's whole forward and backward pass is in one branch, so that nothing has to be kept between them.
     def gradient(cotangent: jax.Array, *rows: Any) -> Params:
-        return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
+        with layers_apart(apart):
+            return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
 
     return chunks.sum(gradient, jax.tree.map(zeros_placed_like, params), cotangents), None, None
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.backbones.layer_stacks import bits_are_kept
+from jaxretr.models.backbones.layer_stacks import bits_are_kept, layers_apart
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.mesh import varying_like
@@ -23,20 +23,28 @@ from jaxretr.training.steps.padded_chunks import Chunk, PaddedChunks, embedded_b
 Chunks = PaddedChunks | PackedChunks
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def embed_kept(
-    embed_rows: Callable[..., jax.Array], words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks
+    embed_rows: Callable[..., jax.Array],
+    words: tuple[str, ...] | None,
+    apart: bool,
+    params: Params,
+    frozen: Params,
+    chunks: Chunks,
 ) -> jax.Array:
     """Embed chunks and keep their activations; the arguments and the result as in `embed_in_chunks`, but for the order."""
     # This primal runs where nothing is differentiated, and keeps nothing.
     return embedded_by_width(chunks, lambda *rows: embed_rows(join(params, frozen), *rows))
 
 
-def _forward(embed_rows: Any, words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Chunks) -> Any:
+def _forward(
+    embed_rows: Any, words: tuple[str, ...] | None, apart: bool, params: Params, frozen: Params, chunks: Chunks
+) -> Any:
     rest, table = _without(params, words)
 
     def one(width: int, number: Any) -> tuple[jax.Array, list[jax.Array]]:
-        embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, chunks.at(width, number))
+        with layers_apart(apart):
+            embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, chunks.at(width, number))
         return embeddings, [_raw(leaf) for leaf in leaves]
 
     # Shapes of a chunk's embeddings and activations at each width. Memory for all c chunks, which `store` fills: the
@@ -60,7 +68,7 @@ def _forward(embed_rows: Any, words: tuple[str, ...] | None, params: Params, fro
     return embeddings, (params, frozen, chunks, kept)
 
 
-def _backward(embed_rows: Any, words: tuple[str, ...] | None, saved: Any, cotangents: jax.Array) -> Any:
+def _backward(embed_rows: Any, words: tuple[str, ...] | None, apart: bool, saved: Any, cotangents: jax.Array) -> Any:
     params, frozen, chunks, kept = saved
     rest, table = _without(params, words)
 
@@ -68,7 +76,8 @@ def _backward(embed_rows: Any, words: tuple[str, ...] | None, saved: Any, cotang
         totals, table_total = carry
         chunk = chunks.at(width, number)
         # Only the shape of this forward pass is used: its values come from the buffers, and the compiler drops it.
-        _, leaves, pull = _with_pull(embed_rows, rest, table, words, frozen, chunk)
+        with layers_apart(apart):
+            _, leaves, pull = _with_pull(embed_rows, rest, table, words, frozen, chunk)
         leaves = [_typed(buffer[number], leaf) for buffer, leaf in zip(kept, leaves, strict=True)]
         gradients, of_words = pull(leaves, chunks.taken(cotangents, number))
         if table_total is not None:

@@ -48,6 +48,8 @@ class IndexProgram:
     """Padded lengths that passages are cut to, see `chosen_widths`; empty: quarters of the longest."""
     packed_row: int = 0
     """Tokens, about, of the packed rows that texts are embedded in, one program for all lengths; 0: rows are padded."""
+    layers_apart: bool = False
+    """Whether the towers' layers are apart in the step's backward passes, see `layer_stacks.layers_apart`."""
 
     @property
     def searches(self) -> bool:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.models.backbones.packed_rows import of_tokens, room_for_texts, token_places
+from jaxretr.runtime.parallel.matmul_flops import TEXTS
 from jaxretr.runtime.parallel.mesh import DATA, varying_like
 from jaxretr.training.steps.blocks import while_counted
 from jaxretr.training.steps.padded_chunks import Chunk, embedded_by_width
@@ -23,12 +24,14 @@ class PackedForm(NamedTuple):
     """Shape of the chunks, for texts of a largest length.
 
     Attributes:
+      longest: the largest length.
       width: tokens of a row, a multiple of the largest length (but for alignment): if all texts have it, none are left out.
       texts: M, the largest number of texts in a row.
       rows: rows of a chunk.
       count: number of chunks that hold any texts of that length or shorter ones.
     """
 
+    longest: int
     width: int
     texts: int
     rows: int
@@ -43,7 +46,7 @@ class PackedForm(NamedTuple):
         # A row that is not the last has as many texts as always fit, or more.
         most = -(-n // whole)
         count = -(-most // max(1, tokens // width))
-        return cls(width, texts, -(-most // count), count)
+        return cls(longest, width, texts, -(-most // count), count)
 
 
 @jax.tree_util.register_dataclass
@@ -69,12 +72,14 @@ class Packing:
 
     def each(self, body: Callable[..., Any], carry: Any) -> Any:
         """Run body(width, number, carry) -> carry for every chunk that has texts."""
-        return while_counted(
-            lambda state: state[0] < self.used,
-            lambda state: (state[0] + 1, body(self.form.width, *state)),
-            (jnp.zeros_like(self.used), carry),
-            self.form.count,
-        )[1]
+        form = self.form
+
+        def step(state: Any) -> Any:
+            with jax.named_scope(f"{TEXTS}{form.longest}_{form.width}"):
+                return state[0] + 1, body(form.width, *state)
+
+        is_left = lambda state: state[0] < self.used  # noqa: E731
+        return while_counted(is_left, step, (jnp.zeros_like(self.used), carry), form.count)[1]
 
     def texts(self, number: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return a chunk's texts: their numbers and lengths, int32 [R, M], and whether there is one; otherwise the number

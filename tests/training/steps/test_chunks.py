@@ -180,9 +180,11 @@ def test_widths_of_a_corpus_are_near_its_passages_lengths() -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_packed_chunks_give_the_padded_rows_embeddings_and_gradient(keep: bool) -> None:
-    """With dropout. Texts that fill rows, that leave their ends unfilled, and more room than they need."""
+    """With dropout. Texts that fill rows, that leave their ends unfilled, and more room than they need.
+
+    The packed rows' layers are apart, the padded rows' in a loop."""
     rng = np.random.default_rng(SEED)
-    bert = dataclasses.replace(BERT, num_hidden_layers=1, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    bert = dataclasses.replace(BERT, num_hidden_layers=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     encoder = DualEncoderConfig(bert, pooling="mean")
     params = lively(init_params(encoder, 0)["passage"], SEED)
     lengths = np.array([*rng.integers(1, 33, 20), 32, 32, 1, 7], np.int32)
@@ -191,14 +193,15 @@ def test_packed_chunks_give_the_padded_rows_embeddings_and_gradient(keep: bool) 
     keys = jax.random.split(jax.random.key(SEED), 24)
     weights = rng.normal(size=(24, bert.hidden_size)).astype(np.float32)
     form = PackedForm.of(24, 32, 64, 192)
-    assert form == (64, 4, 3, 4)
+    assert form == (32, 64, 4, 3, 4)
 
     def embedded(params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array, *, packed: bool) -> jax.Array:
         chunks: Any = padded(tokens, lengths, keys)
         if packed:
             chunks = PackedChunks.of(lengths, form, together=False, tokens=tokens, keys=keys)
         words = word_table(params) if keep else None
-        return embed_in_chunks(row_encoder(encoder, "float32"), params, chunks, keep=keep, words=words)
+        rows = row_encoder(encoder, "float32")
+        return embed_in_chunks(rows, params, chunks, keep=keep, words=words, apart=packed)
 
     given = tokens, jnp.asarray(lengths), keys
     expected = value_and_gradient(lambda params: embedded(params, *given, packed=False), params, weights)
@@ -218,7 +221,7 @@ def test_packed_chunks_give_the_padded_rows_embeddings_and_gradient(keep: bool) 
 def test_texts_are_packed_as_long_as_they_fit(most: int) -> None:
     rng = np.random.default_rng(SEED)
     lengths = np.concatenate([rng.integers(0, 31, 100), [30, 30, 0]])
-    starts = np.asarray(row_starts(jnp.asarray(lengths, jnp.int32), PackedForm(60, most, 13, 5)))
+    starts = np.asarray(row_starts(jnp.asarray(lengths, jnp.int32), PackedForm(30, 60, most, 13, 5)))
     expected, size = [0], 0
     for text, length in enumerate(lengths):
         if size + length > 60 or text - expected[-1] == most:
