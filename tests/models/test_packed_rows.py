@@ -1,6 +1,7 @@
 """Packed rows: every encoder and pooling gives a text the vector that it has in a padded row."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import jax
@@ -13,7 +14,8 @@ from jaxretr.models.backbones.packed_rows import counted_places, token_places
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params, tower
-from jaxretr.models.engine_choice import ENGINE_VARIABLE
+from jaxretr.models.encode import Engine, PackedEngine
+from jaxretr.models.engine_choice import ENGINE_VARIABLE, compiled_engine, packed_row
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.programs import programs
 from jaxretr.serve.encoding import BatchEncoder
@@ -113,6 +115,33 @@ def test_a_service_has_few_programs(encoder: DualEncoder, monkeypatch: pytest.Mo
     for count in (1, 40, 300):
         np.testing.assert_allclose(served.compute("passage", rows[:count]), expected[:count], rtol=0, atol=1e-5)
     assert programs() == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "version", "packs"),
+    [
+        ("bert", "bfloat16", "PJRT C API cuda 12090", True),
+        ("bert", "bfloat16", "rocm 60300", False),
+        ("bert", "float32", "PJRT C API cuda 12090", False),
+        ("mpnet", "bfloat16", "PJRT C API cuda 12090", False),
+        ("modern", "bfloat16", "PJRT C API cuda 12090", False),
+    ],
+)
+def test_rows_are_packed_by_themselves_where_our_kernel_computes_all_attention(
+    shape: str, dtype: str, version: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"hidden_size": 64, "num_attention_heads": 2} if shape == "bert" else {}
+    backbone = dataclasses.replace(BACKBONES[shape], **wide)
+    card = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version=version))
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    assert packed_row(DualEncoderConfig(backbone), dtype, card) == (2048 if packs else 0)
+    assert compiled_engine(backbone, dtype) is Engine, "on this machine"
+    monkeypatch.setattr(jax, "devices", lambda: [card])
+    assert compiled_engine(backbone, dtype) is (PackedEngine if packs else Engine)
+    monkeypatch.setenv(ENGINE_VARIABLE, "padded")
+    assert compiled_engine(backbone, dtype) is Engine and not packed_row(DualEncoderConfig(backbone), dtype, card)
+    monkeypatch.setenv(ENGINE_VARIABLE, "packed")
+    assert packed_row(DualEncoderConfig(backbone), dtype, card) == (2048 if packs else 512)
 
 
 @pytest.mark.parametrize(("chosen", "named"), [("paked", "packed"), ("host", "padded")])

@@ -66,10 +66,8 @@ def _of_equation(equation: Any, texts: tuple[int, int] | None) -> int:
 
 
 def _has_kernel(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive.name == "pallas_call" or any(map(_has_kernel, sum(map(_jaxprs, equation.params.values()), [])))
-        for equation in jaxpr.eqns
-    )
+    inner = (called for equation in jaxpr.eqns for value in equation.params.values() for called in _jaxprs(value))
+    return any(equation.primitive.name == "pallas_call" for equation in jaxpr.eqns) or any(map(_has_kernel, inner))
 
 
 def _jaxprs(value: Any) -> list[Any]:

@@ -42,9 +42,8 @@ from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 from jaxretr.training.steps.score_table import TableState
 
-
-# From so many steps on, a step that is shorter by a fifth is worth some seconds more of compiling.
-_MANY_STEPS = 1000
+MANY_STEPS = 1000
+"""From so many steps on, a step that moves a fifth less is worth some seconds more of compiling."""
 
 
 class RunState(NamedTuple):
@@ -182,7 +181,7 @@ def index_settings(
     """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`."""
     row, split = packed_row(encoder, config.encoder.dtype, mesh.devices.flat[0]), splits(config.mesh, encoder, mesh)
     # A program for several lengths, or of parameters that are gathered layer by layer, stays small.
-    apart = row > 0 and not split and is_cuda(mesh.devices.flat[0]) and config.train.steps >= _MANY_STEPS
+    apart = row > 0 and not split and is_cuda(mesh.devices.flat[0]) and config.train.steps >= MANY_STEPS
     return {
         "encoder": encoder,
         "encoder_dtype": config.encoder.dtype,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from jaxretr import cli
 from jaxretr import config as configuration
 from jaxretr.config import ArtConfig, Config
 from jaxretr.data.token_store import TokenStore
+from jaxretr.models.backbones.dropout import Dropout
+from jaxretr.models.backbones.layers import attend, key_bias
 from jaxretr.models.backbones.products import product
 from jaxretr.models.hub.model_shapes import encoder_shape, scorer_shape
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.parallel.matmul_flops import matmul_flops
+from jaxretr.runtime.parallel.matmul_flops import TEXTS, matmul_flops
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import outline
 from jaxretr.training.plan.requirements import plan, remedy
@@ -234,6 +237,21 @@ def test_matrix_products_in_loops_count_as_often_as_they_run() -> None:
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 16), (16, 16))]
     assert matmul_flops(program.trace(*shapes)) == 64 * 16 * 16 * 2 * 2 * 5  # the dearer branch
+
+
+def test_attention_of_packed_rows_counts_text_by_text() -> None:
+    x = jax.ShapeDtypeStruct((2, 64, 2, 16), jnp.bfloat16)
+
+    def program(x: jax.Array, *, longest: int) -> jax.Array:
+        bias = key_bias(jnp.full((2, 4), 16), 64)
+        with jax.named_scope(f"{TEXTS}{longest}_64"):
+            return lax.scan(
+                lambda y, _: (attend(y, y, y, bias, "bfloat16", Dropout(None, 0)).reshape(x.shape), None), x, length=3
+            )[0]
+
+    whole = 3 * 2 * 2 * (2 * 64 * 64 * 2 * 16)
+    counts = [matmul_flops(jax.jit(partial(program, longest=longest)).trace(x)) for longest in (64, 16)]
+    assert counts == [whole, whole // 4]
 
 
 def test_gradients_of_frozen_kernels_count_nothing() -> None:
