@@ -25,8 +25,9 @@ def matmul_flops(traced: Any) -> int:
     A multiplication and an addition are two operations. The most expensive branch of a conditional counts, so that a
     refresh is counted as if all passages were of full length. The body of a loop whose length follows from the data
     counts as often as `while_counted` says, which assumes a teacher that knows no score yet and reads rows of full
-    length; so does attention over packed rows, of which a kernel reads each text alone. Recomputation for the backward pass counts again. Products that nobody reads, such as the gradients of
-    frozen kernels, do not count: the compiler drops them.
+    length. Attention over packed rows counts text by text, all of full length, where it may be a kernel's.
+    Recomputation for the backward pass counts again. Products that nobody reads, such as the gradients of frozen
+    kernels, do not count: the compiler drops them.
 
     Args:
       traced: the result of `jax.jit(f).trace(...)`.

@@ -39,14 +39,21 @@ class PackedForm(NamedTuple):
 
     @classmethod
     def of(cls, n: int, longest: int, row: int, tokens: int) -> "PackedForm":
-        """Return the form for n texts of at most `longest` tokens, in rows of about `row` tokens, chunks of about `tokens`."""
+        """Return the form for n texts of at most `longest` tokens, in rows of about `row` tokens, chunks of about `tokens`.
+
+        Rows are shorter where as many of those hold all texts: dense layers compute unfilled places as well.
+        """
+
+        def width(texts: int) -> int:
+            return 16 * -(-longest * texts // 16)
+
         whole = max(1, round(row / longest))  # texts of full length in a row
-        width = 16 * -(-longest * whole // 16)
-        texts = max(whole, room_for_texts(width))
         # A row that is not the last has as many texts as always fit, or more.
         most = -(-n // whole)
-        count = -(-most // max(1, tokens // width))
-        return cls(longest, width, texts, -(-most // count), count)
+        count = -(-most // max(1, tokens // width(whole)))
+        rows = -(-most // count)
+        whole = -(-n // (rows * count))
+        return cls(longest, width(whole), max(whole, room_for_texts(width(whole))), rows, count)
 
 
 @jax.tree_util.register_dataclass

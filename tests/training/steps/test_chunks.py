@@ -194,6 +194,11 @@ def test_packed_chunks_give_the_padded_rows_embeddings_and_gradient(keep: bool) 
     weights = rng.normal(size=(24, bert.hidden_size)).astype(np.float32)
     form = PackedForm.of(24, 32, 64, 192)
     assert form == (32, 64, 4, 3, 4)
+    assert [PackedForm.of(n, 128, 2048, 8192)[1:] for n in (3, 20, 80)] == [
+        (384, 24, 1, 1),
+        (1280, 80, 2, 1),
+        (1792, 112, 3, 2),
+    ]
 
     def embedded(params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array, *, packed: bool) -> jax.Array:
         chunks: Any = padded(tokens, lengths, keys)
