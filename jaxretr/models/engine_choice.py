@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxretr.models.backbones.attention_kernels import attention_on_cuda
-from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.packed_rows import ROW
@@ -46,7 +46,7 @@ def choose_engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -
     return compiled_engine(config.backbone, dtype)(jitted_embed(config, dtype), tower_params, dtype)
 
 
-def compiled_engine(shape: Any, dtype: str) -> type[Engine]:
+def compiled_engine(shape: Backbone, dtype: str) -> type[Engine]:
     """Return the class of an engine that compiles programs for an encoder of this shape: of packed rows, or of padded ones.
 
     Raises:
@@ -71,13 +71,13 @@ def packed_row(encoder: DualEncoderConfig | JointConfig, dtype: str, device: Any
     return _LONG_ROW if _skips(shapes, dtype, device) else ROW
 
 
-def _packs(shapes: list[Any], dtype: str, device: Any) -> bool:
+def _packs(shapes: list[Backbone], dtype: str, device: Any) -> bool:
     """Whether these encoders' rows are packed: where JAXRETR_ENGINE says so, and by themselves where nothing is lost."""
     chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
     return chosen == "packed" or (chosen == "auto" and _skips(shapes, dtype, device))
 
 
-def _skips(shapes: list[Any], dtype: str, device: Any) -> bool:
+def _skips(shapes: list[Backbone], dtype: str, device: Any) -> bool:
     """Whether our attention kernel computes all attention of these encoders, in both directions, text by text."""
     return is_cuda(device) and all(
         isinstance(shape, BertConfig)

@@ -35,34 +35,31 @@ def from_bits(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 _bits_are_kept = contextvars.ContextVar("bits_are_kept", default=False)
-
-
-@contextlib.contextmanager
-def bits_are_kept() -> Iterator[None]:
-    """A context to trace a model in, where `scan_layers` keeps bfloat16 activations as integers of their bits."""
-    token = _bits_are_kept.set(True)
-    try:
-        yield
-    finally:
-        _bits_are_kept.reset(token)
-
-
 _are_apart = contextvars.ContextVar("layers_are_apart", default=False)
 
 
-@contextlib.contextmanager
-def layers_apart(apart: bool = True) -> Iterator[None]:
+def bits_are_kept() -> contextlib.AbstractContextManager[None]:
+    """A context to trace a model in, where `scan_layers` keeps bfloat16 activations as integers of their bits."""
+    return _within(_bits_are_kept, True)
+
+
+def layers_apart(apart: bool) -> contextlib.AbstractContextManager[None]:
     """A context to trace a model in, where `scan_layers` writes stacked layers one behind the other, if they are to be apart.
 
     A loop writes what each layer keeps for the backward pass into arrays over all layers, which matrix products cannot
     write into by themselves, and computes attention once more. Without it, a program takes several times as long to
     compile.
     """
-    token = _are_apart.set(apart)
+    return _within(_are_apart, apart)
+
+
+@contextlib.contextmanager
+def _within(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _are_apart.reset(token)
+        variable.reset(token)
 
 
 def kept_result(y: jax.Array) -> jax.Array:

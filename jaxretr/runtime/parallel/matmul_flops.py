@@ -67,6 +67,7 @@ def _of_equation(equation: Any, texts: tuple[int, int] | None) -> int:
 
 
 def _has_kernel(jaxpr: Any) -> bool:
+    """Whether a program calls a kernel, other than in a conditional of its own, which is counted by itself."""
     inner = (called for equation in jaxpr.eqns for value in equation.params.values() for called in _jaxprs(value))
     return any(equation.primitive.name == "pallas_call" for equation in jaxpr.eqns) or any(map(_has_kernel, inner))
 

@@ -179,9 +179,10 @@ def index_settings(
     config: ArtConfig | ContrastiveConfig, encoder: Any, corpus_rows: int, mesh: Mesh, passage_widths: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`."""
-    row, split = packed_row(encoder, config.encoder.dtype, mesh.devices.flat[0]), splits(config.mesh, encoder, mesh)
+    device = mesh.devices.flat[0]
+    row, split = packed_row(encoder, config.encoder.dtype, device), splits(config.mesh, encoder, mesh)
     # A program for several lengths, or of parameters that are gathered layer by layer, stays small.
-    apart = row > 0 and not split and is_cuda(mesh.devices.flat[0]) and config.train.steps >= MANY_STEPS
+    apart = row > 0 and not split and is_cuda(device) and config.train.steps >= MANY_STEPS
     return {
         "encoder": encoder,
         "encoder_dtype": config.encoder.dtype,

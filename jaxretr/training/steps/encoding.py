@@ -160,8 +160,8 @@ def _embed_texts(
         needed = kept_bytes(embed_rows, words, tower_params, frozen, chunks)
         keep = needed <= sides * program.activation_bytes
         log.debug("%d texts: activations of %s are %s", n, size(needed), "kept" if keep else "computed twice")
-    how: Any = {"keep": keep, "words": words if keep else None, "apart": program.layers_apart}
-    return embed_in_chunks(embed_rows, tower_params, chunks, frozen=frozen, **how)
+    words, apart = words if keep else None, program.layers_apart
+    return embed_in_chunks(embed_rows, tower_params, chunks, frozen=frozen, keep=keep, words=words, apart=apart)
 
 
 @cache

@@ -85,8 +85,8 @@ class Packing:
             with jax.named_scope(f"{TEXTS}{form.longest}_{form.width}"):
                 return state[0] + 1, body(form.width, *state)
 
-        is_left = lambda state: state[0] < self.used  # noqa: E731
-        return while_counted(is_left, step, (jnp.zeros_like(self.used), carry), form.count)[1]
+        start = jnp.zeros_like(self.used), carry
+        return while_counted(lambda state: state[0] < self.used, step, start, form.count)[1]
 
     def texts(self, number: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return a chunk's texts: their numbers and lengths, int32 [R, M], and whether there is one; otherwise the number
