@@ -22,7 +22,7 @@ from jaxretr.models.engine_choice import ENGINE_VARIABLE
 from jaxretr.runtime.parallel.matmul_flops import TRIPS
 from jaxretr.training import experiment
 from jaxretr.training.plan.compiled_facts import CompiledFacts, compile_facts
-from jaxretr.training.plan.compiled_text import arrays
+from jaxretr.training.plan.compiled_text import Program, arrays
 from jaxretr.training.plan.requirements import GPU_OPTIONS, plan
 from jaxretr.training.runs.corpus_programs import MANY_STEPS
 
@@ -31,7 +31,6 @@ FORMS = {
     "packed": ("packed", MANY_STEPS - 1),
     "packed, layers apart": ("packed", MANY_STEPS),
 }
-HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 LINE = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(([^)]*)(.*)")
 LOOP, BRANCHES = re.compile(r"body=%?([\w.-]+)"), re.compile(r"branch_computations=\{([^}]*)\}")
 KNOWN, ASSUMED = re.compile(r'"known_trip_count":\{"n":"(\d+)"'), re.compile(rf"{TRIPS}(\d+)/while")
@@ -49,15 +48,12 @@ class Kernels:
     """
 
     def __init__(self, text: str, layers: int):
-        self.layers, self.lines = layers, {}
-        name = ""
-        for line in text.splitlines():
-            if head := HEAD.match(line):
-                name = head[2]
-                self.lines[name] = []
-                self.entry = name if head[1] else getattr(self, "entry", "")
-            elif name and (found := LINE.match(line)):
-                self.lines[name].append(found.groups())
+        self.layers = layers
+        self.lines = {
+            name: [found.groups() for line in lines if (found := LINE.match(line))]
+            for name, lines in Program(text).computations.items()
+        }
+        *_, self.entry = self.lines
 
     def traffic(self, name: str, loop: int | None = None) -> tuple[float, float]:
         """Return the kernels that are started and the bytes that they read and write, in one run of a computation.

@@ -66,13 +66,14 @@ class Program:
     """A compiled program.
 
     Attributes:
+      computations: lines of each computation by its name, in the text's order; the program itself is the last.
       loops: number of while loops.
       collectives: all collectives, in the text's order.
     """
 
     def __init__(self, text: str):
         self.text = text
-        computations: dict[str, list[str]] = {}
+        self.computations = computations = dict[str, list[str]]()
         name = ""
         for line in text.splitlines():
             if head := _HEAD.match(line):
