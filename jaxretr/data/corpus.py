@@ -222,7 +222,7 @@ def passage_rows(path: Source) -> Iterator[tuple[int, Passage | RowError]]:
     if "\t" not in head:
         raise UserError(
             f"{path}:1: not a corpus (neither a JSON object nor tab-separated columns); "
-            f"give BEIR jsonl, a tsv with the header id, text, title, or pid<TAB>text"
+            f"give BEIR jsonl, a tsv with the header id, text, title, or pid<TAB>text; files:{path} reads other tables"
         )
     names = [name.strip().strip('"').lower() for name in head.split("\t")]
     if any(name in names for name in _HEADER_IDS) and any(name in names for name in _HEADER_TEXTS):

@@ -1,7 +1,7 @@
 """Where data are: in a file, in a folder, or in a data set by name. What a path or name stands for is decided here, once.
 
-`ir_datasets:ID`, `tfds:NAME/CONFIG:VERSION[split]` and `hf:OWNER/NAME/CONFIG[split]` are names: a collection with corpus,
-queries and judgements stands for a BEIR folder, a single table for a file of JSON lines. NAME#PART is one part of a
+`ir_datasets:ID`, `tfds:NAME/CONFIG:VERSION[split]`, `hf:OWNER/NAME/CONFIG[split]` and `files:PATH[columns]` are names: a
+collection with corpus, queries and judgements stands for a BEIR folder, a single table for a file of JSON lines. NAME#PART is one part of a
 collection: #corpus, #queries, #qrels/test, #examples.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxretr.data.named import hub, ir_collections, tfds_collections
+from jaxretr.data.named import documents, hub, ir_collections, tfds_collections
 from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.storage.files import sha256
@@ -26,11 +26,12 @@ _OPEN = {
     "ir_datasets": ir_collections.open_collection,
     "tfds": tfds_collections.open_collection,
     "hf": hub.open_collection,
+    "files": documents.open_collection,
 }
 _PREFIXES = tuple(f"{scheme}:" for scheme in _OPEN)
 
 _FORM = re.compile(r"(?P<scheme>\w+):(?P<body>[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>[^\[\]]+))?")
-_FORMS = "ir_datasets:ID, tfds:NAME/CONFIG:VERSION[SPLIT] or hf:OWNER/NAME/CONFIG[SPLIT]"
+_FORMS = "ir_datasets:ID, tfds:NAME/CONFIG:VERSION[SPLIT], hf:OWNER/NAME/CONFIG[SPLIT] or files:PATH[text=COLUMN]"
 
 # The part of a collection that stands for a file of a BEIR folder.
 _PART_OF_FILE = {"corpus.jsonl": CORPUS, "queries.jsonl": QUERIES}
@@ -103,7 +104,10 @@ class FileSource:
             for name in (stem, f"{stem}.gz"):
                 if (path / name).is_file():
                     return FileSource(path / name)
-            raise UserError(f"{path}: the folder contains neither {stem} nor {stem}.gz; give a file or a BEIR folder")
+            texts = f", or files:{path} for a folder of texts" if _PART_OF_FILE.get(stem) == CORPUS else ""
+            raise UserError(
+                f"{path}: the folder contains neither {stem} nor {stem}.gz; give a file or a BEIR folder{texts}"
+            )
         if not path.exists():
             siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings) or '; check the path'}")
@@ -201,7 +205,7 @@ class NamedSource:
 
     @property
     def scheme(self) -> str:
-        """ "ir_datasets", "tfds" or "hf"."""
+        """ "ir_datasets", "tfds", "hf" or "files"."""
         return self._match()["scheme"]
 
     @property

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import sentencex
 
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
 from jaxretr.data.mapped_texts import QueryStore, write_texts
+from jaxretr.data.sentences import split_sentences
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import write_json
 
@@ -29,13 +29,6 @@ COUNTS = "counts.json"
 
 # Numbers of 8 bytes in a digest of blake2b.
 _NUMBERS_A_DIGEST = 8
-
-# A multi-byte space after an initial ("A.<no-break space>B.") makes sentencex 1.0.32 panic, and it rejects half a
-# surrogate pair. Each is replaced by one plain space, so that positions stay the same.
-_NOT_FOR_THE_LIBRARY = re.compile(r"[^\S\x00-\x7f]|[\ud800-\udfff]")
-
-# sentencex takes a full stop before a digit for a decimal point, including the stops of Chinese and Japanese.
-_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。！？｡])(?=\d)")  # noqa: RUF001
 
 
 @dataclass(frozen=True)
@@ -93,38 +86,6 @@ class Sampling:
             digest = hashlib.blake2b(f"{self.seed} {row} {part}".encode()).digest()
             numbers += np.frombuffer(digest, "<u8").tolist()
         return sorted(sorted(range(sentences), key=numbers.__getitem__)[:count])
-
-
-# ---- sentences -------------------------------------------------------------------------------------------------------
-
-
-def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences.
-
-    English abbreviations ("Dr.", "U.S.", "e.g.", initials) do not end a sentence; the stops of Chinese and Japanese
-    (。！？) do. A quotation stays in one piece. A text that begins or ends within a sentence gives that part as a piece.
-
-    Args:
-      text: any text.
-
-    Returns:
-      The sentences in order, without surrounding white space, none empty. Nothing else is changed or left out.
-    """
-    if text.isascii():  # none of this is needed, in half the time
-        return [sentence for piece in _pieces(text) if (sentence := piece.strip())]
-    sentences = []
-    start = 0
-    for piece in _pieces(_NOT_FOR_THE_LIBRARY.sub(" ", text)):
-        stop = start + len(piece)
-        sentences += [part for each in _STOP_BEFORE_DIGIT.split(text[start:stop]) if (part := each.strip())]
-        start = stop
-    return sentences
-
-
-def _pieces(text: str) -> list[str]:
-    """Return pieces that together are the text."""
-    # The language decides which abbreviations are known; the stops of all languages count in each.
-    return sentencex.segment("en", text)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

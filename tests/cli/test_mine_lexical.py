@@ -12,13 +12,14 @@ from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.data.questions import read_questions
+from jaxretr.data.sentences import split_sentences
 from jaxretr.embeddings import embedding_store, encoding
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.bm25.lexical_ranker import FORMAT_VERSION
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining import lexical, teachers
-from jaxretr.mining.sentence_queries import Sampling, split_sentences
+from jaxretr.mining.sentence_queries import Sampling
 from jaxretr.models.dual_encoder import DualEncoder
 
 DATA = Path(__file__).parents[1] / "data"

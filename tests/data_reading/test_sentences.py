@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxretr.mining.sentence_queries import split_sentences
+from jaxretr.data.sentences import split_sentences
 
 DATA = Path(__file__).parents[1] / "data" / "wiki_qa"
 

@@ -11,6 +11,7 @@ import pytest
 from jaxretr.data.corpus import read_corpus
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.mapped_texts import QueryStore
+from jaxretr.data.sentences import split_sentences
 from jaxretr.mining.sentence_queries import (
     COUNTS,
     SOURCES,
@@ -19,7 +20,6 @@ from jaxretr.mining.sentence_queries import (
     SentenceCounts,
     drawn,
     sampled_sentences,
-    split_sentences,
     write_sentence_queries,
 )
 from jaxretr.runtime.errors import UsageError, UserError

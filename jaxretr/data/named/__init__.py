@@ -1,1 +1,1 @@
-"""Data sets by name: `ir_datasets:ID`, `tfds:NAME` and `hf:OWNER/NAME`, wherever a data file or folder is read."""
+"""Data sets by name: `ir_datasets:ID`, `tfds:NAME`, `hf:OWNER/NAME` and `files:PATH`, wherever a data file or folder is read."""

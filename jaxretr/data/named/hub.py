@@ -217,6 +217,11 @@ def _fetched(repository: str, revision: str, file: str) -> Path:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
+def local_rows(name: str, file: Path) -> Iterator[Row]:
+    """Yield the rows of a local parquet file, with its columns; `name` is for messages."""
+    return _rows(name, [lambda: file])
+
+
 def _table(name: str, files: Sequence[Callable[[], Path]]) -> Table:
     return Table(partial(_rows, name, files), partial(_facts, files))
 

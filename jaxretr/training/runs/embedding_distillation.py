@@ -13,11 +13,11 @@ from jaxretr.config import EmbeddingDistillationConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import qrels_path, read_qrels
+from jaxretr.data.sentences import split_sentences
 from jaxretr.data.source import source_of
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import Template
 from jaxretr.embeddings.encoding import encode
-from jaxretr.mining.sentence_queries import split_sentences
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params

@@ -1,0 +1,239 @@
+"""`files:PATH[columns and lengths]`: documents as people have them, a folder of texts or a table, as a corpus."""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from jaxretr.data.named import hub
+from jaxretr.data.named.tables import CORPUS, Collection, Row, Table, shortened
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
+
+PREFIX = "files:"
+
+_TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_TABLES = (".csv", ".tsv", ".parquet", *_JSON_LINES)
+
+# Names of columns where none is given, the likeliest first.
+_COLUMNS = {
+    "id": ("_id", "id", "docid", "doc_id", "pid", "passage_id"),
+    "title": ("title", "headline", "name"),
+    "text": ("text", "contents", "content", "body", "passage", "abstract"),
+}
+_NUMBERS = ("words", "overlap")
+
+
+class Form(NamedTuple):
+    """What stands in the brackets of a name.
+
+    Attributes:
+      columns: columns of a table, by "id", "title" and "text".
+      words: most words of a passage, into which longer documents are cut; 0: they stay whole.
+      overlap: sentences that a passage repeats of the one before.
+    """
+
+    columns: Mapping[str, str]
+    words: int = 0
+    overlap: int = 0
+
+    @classmethod
+    def of(cls, name: str, brackets: str | None) -> "Form":
+        """Read `id=NAME,title=NAME,text=NAME,words=N,overlap=N`, each of which may be left out.
+
+        Raises:
+          UsageError: anything else.
+        """
+        given: dict[str, str] = {}
+        for part in (brackets or "").split(",") if brackets else ():
+            key, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or not value or key not in (*_COLUMNS, *_NUMBERS):
+                hint = did_you_mean(key, (*_COLUMNS, *_NUMBERS)) or "; write id=, title=, text=, words= or overlap="
+                raise UsageError(f"{name}: '{part}' is no setting{hint}")
+            given[key] = value
+        numbers = {key: given.pop(key) for key in _NUMBERS if key in given}
+        for key, value in numbers.items():
+            if not value.isdecimal() or (key == "words" and int(value) < 1):
+                raise UsageError(f"{name}: {key}={value} is no number of {key}; write {key}=100, say")
+        if "overlap" in numbers and "words" not in numbers:
+            raise UsageError(f"{name}: overlap= is for documents that are cut; write words= as well")
+        return cls(given, **{key: int(value) for key, value in numbers.items()})
+
+
+def open_collection(body: str, brackets: str | None) -> Collection:
+    """Return the corpus of a folder of texts or of a table.
+
+    Args:
+      body: a folder with .txt, .md or .html files, below it at any depth, or a .csv, .tsv, .parquet or .jsonl file.
+      brackets: see `Form.of`.
+
+    Raises:
+      UserError: there is nothing that can be read.
+      UsageError: brackets that mean nothing.
+    """
+    name, place = f"{PREFIX}{body}", Path(body).expanduser()
+    form = Form.of(name, brackets)
+    if place.is_dir():
+        if form.columns:
+            raise UsageError(
+                f"{name}: is a folder of texts, which have no columns; leave {next(iter(form.columns))}= out"
+            )
+        files = _texts_below(place)
+        if not files:
+            raise UserError(f"{name}: no {', '.join(_TEXTS)} file in it; give a folder of texts, or a table")
+        documents = partial(_of_folder, place, files)
+    elif place.is_file():
+        files, suffix = [place], Path(place.name.lower().removesuffix(".gz")).suffix
+        if suffix not in (*_TABLES, *_TEXTS):
+            raise UserError(f"{name}: not a {', '.join(_TABLES)} file; convert it, or give a folder of texts")
+        documents = partial(_of_folder, place.parent, files)
+        if suffix in _TABLES:
+            documents = partial(_of_table, name, place, suffix, form.columns)
+    else:
+        raise UserError(f"{name}: no such file or folder; check the path")
+    table = Table(partial(_passages, documents, form), partial(_facts, files))
+    return Collection(name, {CORPUS: table}, CORPUS)
+
+
+def _facts(files: Sequence[Path]) -> list[Any]:
+    facts = [(file, file.stat()) for file in files]
+    return [[str(file.absolute()), status.st_size, status.st_mtime_ns] for file, status in facts]
+
+
+def _passages(documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Row]:
+    """Yield the documents, or the passages that they are cut into, which name their document."""
+    from jaxretr.data.sentences import cut
+
+    for row in documents():
+        # What is no text, or has no id, is the reader's to report.
+        if not form.words or not isinstance(row["text"], str) or not isinstance(row["_id"], str | int):
+            yield row
+            continue
+        for number, part in enumerate(cut(row["text"], form.words, form.overlap), start=1):
+            yield {**row, "_id": f"{row['_id']}#{number}", "text": part, "document": row["_id"]}
+
+
+# ---- folders of texts ------------------------------------------------------------------------------------------------
+
+
+def _texts_below(folder: Path) -> list[Path]:
+    """The text files of a folder in the order of their paths, without hidden ones."""
+    below = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in _TEXTS and path.is_file())
+    return [folder / path for path in sorted(below) if not any(part.startswith(".") for part in path.parts)]
+
+
+def _of_folder(folder: Path, files: Sequence[Path]) -> Iterator[Row]:
+    for file in files:
+        title, text = _html(file) if file.suffix.lower() in (".html", ".htm") else _plain(file)
+        # Ids are columns of runs, which white space separates.
+        id = "%20".join(file.relative_to(folder).as_posix().split())
+        yield {"_id": id, "title": title or file.stem, "text": text}
+
+
+def _plain(file: Path) -> tuple[str, str]:
+    """Title, if it has one, and text of a .txt or .md file."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file}: not UTF-8 at byte {error.start}; convert it: iconv -f LATIN1 -t UTF-8 {file.name}"
+        ) from error
+    title = ""
+    if file.suffix.lower() != ".txt":
+        lines = text.splitlines()
+        if lines and lines[0].rstrip() == "---" and "---" in lines[1:]:  # front matter
+            end = lines.index("---", 1)
+            title = next((line[6:].strip(" \"'") for line in lines[1:end] if line.startswith("title:")), "")
+            lines = lines[end + 1 :]
+        first = next((number for number, line in enumerate(lines) if line.strip()), None)
+        if first is not None and lines[first].startswith("# "):
+            title = title or lines[first][2:].strip()
+            lines = lines[first + 1 :]
+        text = "\n".join(lines)
+    return title, text.strip()
+
+
+def _html(file: Path) -> tuple[str, str]:
+    inscriptis, lxml = import_extra("inscriptis", "data"), import_extra("lxml.html", "data")
+    settings, css = import_extra("inscriptis.model.config", "data"), import_extra("inscriptis.css_profiles", "data")
+    try:
+        tree = lxml.document_fromstring(file.read_bytes())
+    except Exception as error:  # lxml's own kinds, for an empty file among others
+        raise UserError(f"{file}: cannot be read as HTML ({shortened(error)}); remove it, or save it again") from error
+    title = tree.findtext(".//title") or tree.findtext(".//h1") or ""
+    text = inscriptis.get_text(
+        lxml.tostring(tree, encoding="unicode"), settings.ParserConfig(css.CSS_PROFILES["strict"])
+    )
+    return " ".join(title.split()), "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) -> Iterator[Row]:
+    """Yield {"_id", "title", "text"} of a table's rows, numbered from 1 where it has no ids."""
+    known: tuple[str, ...] | None = None
+    chosen: dict[str, str] = {}
+    for number, row in enumerate(_rows_of(name, file, suffix), start=1):
+        if known != (there := tuple(row)):  # objects of JSON lines have keys of their own
+            chosen, known = _chosen(f"{name}:{number}", there, columns, first=known is None), there
+        id = row.get(chosen["id"]) if "id" in chosen else str(number)
+        yield {"_id": id, "title": row.get(chosen.get("title", "")), "text": row.get(chosen["text"])}
+
+
+def _chosen(where: str, there: Sequence[str], columns: Mapping[str, str], *, first: bool) -> dict[str, str]:
+    """The columns to read, by "id", "title" and "text": those that are given, or else the first known one of these."""
+    lower = {column.strip().lower(): column for column in there}
+    chosen = {key: lower[known] for key, names in _COLUMNS.items() for known in reversed(names) if known in lower}
+    for key, column in columns.items():
+        if first and column not in there:
+            hint = did_you_mean(column, there) or f"; it has {', '.join(there)}"
+            raise UserError(f"{where}: no column '{column}'{hint}")
+        chosen[key] = column
+    if "text" not in chosen:
+        raise UserError(f"{where}: none of its columns, {', '.join(there)}, is known as the text; write [text=COLUMN]")
+    return chosen
+
+
+def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
+    if suffix == ".parquet":
+        yield from hub.local_rows(name, file)
+        return
+    number = 0
+
+    def lines(raw: Iterable[bytes]) -> Iterator[str]:
+        nonlocal number
+        for number, line in enumerate(raw, start=1):
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+
+    try:
+        with open(file, "rb") as raw:
+            numbered = lines(cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if raw.peek(2)[:2] == b"\x1f\x8b" else raw)
+            if suffix in _JSON_LINES:
+                yield from (_object(line) for line in numbered if line.strip())
+                return
+            csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
+            table = csv.reader(numbered, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
+            header = next(table, [])
+            for fields in table:
+                if fields and len(fields) != len(header):
+                    raise ValueError(
+                        f"{len(fields)} columns, the header has {len(header)}; check separators and quotes"
+                    )
+                if fields:
+                    yield dict(zip(header, fields, strict=True))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}:{number}: not UTF-8; convert it: iconv -f LATIN1 -t UTF-8 {file.name}") from error
+    except (ValueError, csv.Error, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}:{number}: {shortened(error)}") from error
+
+
+def _object(line: str) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object; write one object in each line, as jq -c '.[]' does for an array")
+    return row

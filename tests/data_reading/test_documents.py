@@ -1,0 +1,159 @@
+"""`files:PATH`: folders of texts and tables with any columns, as a corpus for every command."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxretr.cli import main
+from jaxretr.data.corpus import Passage, read_corpus
+from jaxretr.data.sentences import cut
+from jaxretr.data.source import source_of
+from jaxretr.runtime.errors import UserError
+
+FILES = {
+    "a.md": '---\ntitle: "Rivers"\ntags: x\n---\n\nThe Elbe is long. It has bridges.\n',
+    "sub/b c.markdown": "\n# Lakes\n\nA lake. Another.\n",
+    "sub/page.HTML": "<title>Seas &amp; more</title><script>no()</script><p>Salt <b>water</b>.</p><ul><li>one<li>two</ul>",
+    "sub/plain.txt": "\ufeffNo title here.",
+    "sub/.hidden/x.txt": "not read",
+    "picture.png": "not read",
+}
+READ = [
+    Passage("a.md", "Rivers", "The Elbe is long. It has bridges."),
+    Passage("sub/b%20c.markdown", "Lakes", "A lake. Another."),
+    Passage("sub/page.HTML", "Seas & more", "Salt water.\n\n* one\n* two"),
+    Passage("sub/plain.txt", "plain", "No title here."),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "texts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "texts"
+
+
+def written(tmp_path: Path, name: str, content: str | bytes) -> str:
+    content = content.encode() if isinstance(content, str) else content
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return f"files:{tmp_path}/{name}"
+
+
+def test_a_folder_of_texts_is_a_corpus(folder: Path) -> None:
+    assert list(read_corpus(f"files:{folder}")) == READ
+    assert list(read_corpus(f"files:{folder / 'a.md'}")) == READ[:1]
+
+
+def test_a_folder_with_other_contents_counts_as_changed(folder: Path) -> None:
+    before = source_of(f"files:{folder}").facts()
+    (folder / "sub/plain.txt").write_text("Changed.")
+    assert source_of(f"files:{folder}").facts() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "brackets"),
+    [
+        ("t.csv", 'doc_id,headline,body\n1,"A, B","x ""y""\nz"\n2,,w\n', ""),
+        ("t.tsv", 'k\tt\tb\n1\tA, B\t"x ""y""\nz"\n2\t\tw\n', "[id=k,title=t,text=b]"),
+        ("t.csv.gz", '\ufeffb,_id,title\n"x ""y""\r\nz",1,"A, B"\r\nw,2,\r\n', "[text=b]"),
+        ("t.jsonl", '{"n": 1, "name": "A, B", "b": "x \\"y\\"\\nz"}\n\n{"n": 2, "b": "w"}\n', "[id=n, text=b]"),
+    ],
+)
+def test_columns_are_known_or_named(tmp_path: Path, name: str, content: str, brackets: str) -> None:
+    found = list(read_corpus(written(tmp_path, name, content) + brackets))
+    text = 'x "y"\r\nz' if name == "t.csv.gz" else 'x "y"\nz'
+    assert found == [Passage("1", "A, B", text), Passage("2", "", "w")]
+
+
+def test_parquet_and_rows_without_ids(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pip install 'jaxretr[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'jaxretr[data]'")
+    parquet.write_table(arrow.table({"headline": ["A", None], "content": ["x", "y"]}), tmp_path / "t.parquet")
+    assert list(read_corpus(f"files:{tmp_path}/t.parquet")) == [Passage("1", "A", "x"), Passage("2", "", "y")]
+
+
+def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
+    found = list(read_corpus(f"files:{folder}[words=4]"))
+    assert found[:2] == [
+        Passage("a.md#1", "Rivers", "The Elbe is long."),
+        Passage("a.md#2", "Rivers", "It has bridges."),
+    ]
+    assert {passage.id.rpartition("#")[0] for passage in found} == {passage.id for passage in READ}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.csv",
+            "id,txt\n1,a\n",
+            r"t.csv:1: none of its columns, id, txt, is known as the text; write \[text=COLUMN\]",
+        ),
+        ("t.csv[text=tx]", "id,txt\n1,a\n", "t.csv:1: no column 'tx'; did you mean 'txt'"),
+        ("t.csv", "id,text\n1,a\n2\n", "t.csv:3: 1 columns, the header has 2; check"),
+        ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: ',' expected"),
+        ("t.csv", b"id,text\n1,a\n2,caf\xe9\n", "t.csv:3: not UTF-8; convert it: iconv"),
+        ("t.csv.gz", b"", "t.csv.gz: no passages"),
+        ("t.jsonl", '{"id": 1, "text": "a"}\n[2]\n', "t.jsonl:2: not a JSON object; write one object in each line"),
+        ("t.jsonl[words=9]", '{"id": null, "text": "a"}\n', 'field "_id" is null'),
+        ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it"),
+        ("t.html", b"", "t.html: cannot be read as HTML"),
+        ("t.doc", "x", r"not a .csv, .* file; convert it"),
+        ("t.csv[word=3]", "", "'word=3' is no setting; did you mean 'words'"),
+        ("t.csv[words=0]", "", "words=0 is no number"),
+        ("t.csv[overlap=1]", "", "write words= as well"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    file, bracket, rest = name.partition("[")
+    with pytest.raises(UserError, match=message):
+        read_corpus(written(tmp_path, file, content) + bracket + rest)
+
+
+def test_a_folder_without_texts_and_one_that_is_given_as_it_is(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no \.txt, .* file in it"):
+        read_corpus(f"files:{tmp_path}/empty")
+    with pytest.raises(UserError, match="is a folder of texts, which have no columns"):
+        read_corpus(f"files:{folder}[text=body]")
+    with pytest.raises(UserError, match=f"or files:{folder} for a folder of texts"):
+        read_corpus(folder)
+
+
+def test_a_command_searches_a_folder(tmp_path: Path, folder: Path) -> None:
+    queries, run = tmp_path / "q.txt", tmp_path / "run.trec"
+    queries.write_text("bridges on the Elbe\n")
+    command = ["bm25", "--corpus", f"files:{folder}[words=4]", "--queries", str(queries), "--out", str(run)]
+    assert main(command) == 0
+    assert run.read_text().split()[2].startswith("a.md#")
+
+
+# ---- cutting ---------------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_whole_sentences_with_an_overlap() -> None:
+    text = "One two. Three four five.\n\nSix. Seven eight nine ten eleven twelve."
+    assert cut(text, 5) == ["One two. Three four five.", "Six.", "Seven eight nine ten eleven", "twelve."]
+    assert cut(text, 5, 1)[:2] == ["One two. Three four five.", "Three four five.\n\nSix."]
+    assert cut(text, 100) == [text] and cut("", 5) == [""]
+    assert cut("今日は。明日は雨。", 4) == ["今日は。", "明日は雨", "。"]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 3))
+def test_no_word_is_lost_no_part_is_too_long_and_every_part_has_something_new(
+    sentences: list[int], words: int, overlap: int
+) -> None:
+    numbers = iter(range(1000))
+    text = " ".join(" ".join(f"W{next(numbers)}" for _ in range(count)) + "." for count in sentences)
+    parts = [[int(word.strip("W.")) for word in part.split()] for part in cut(text, words, overlap)]
+    assert all(len(part) <= words for part in parts)
+    assert {number for part in parts for number in part} == set(range(sum(sentences)))
+    lasts = [part[-1] for part in parts]
+    assert lasts == sorted(set(lasts)), "something new in each"
+    if not overlap:
+        assert [number for part in parts for number in part] == list(range(sum(sentences)))
