@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
         "scorer", "judges what passes the other filters; its raw scores are written, for --distillation.loss"
     )
     add_scorer(parser, group, "scorer")
-    parser.options_of(MINE, to=group).add("max_score_share", "score_margin")
+    parser.options_of(MINE, to=group).add("max_score_share", "score_margin", "relabel_margin")
     group.add_argument("--compute", choices=get_args(EncodeDtype), help="precision of the scorer (default: auto)")
 
 

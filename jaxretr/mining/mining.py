@@ -56,7 +56,7 @@ class MinedSet:
     Attributes:
       questions: B questions.
       corpus: the N passages to which the rows point.
-      positives: corpus rows, int32; none is empty.
+      positives: corpus rows, int32, the given ones first; none is empty.
       positive_scores: float32, aligned with `positives`, the scorer's raw scores or the ranking's; nan if unknown.
       negatives: corpus rows, int32, the best ranked first; may be empty.
       negative_scores: float32, aligned with `negatives`, the scorer's raw scores or the ranking's.
@@ -143,6 +143,7 @@ def mine(
     scorer: "AnyScorer | None" = None,
     max_score_share: float | None = None,
     score_margin: float | None = None,
+    relabel_margin: float | None = None,
     skip_bad: bool = False,
 ) -> MinedSet:
     """Find hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
@@ -165,6 +166,8 @@ def mine(
       max_score_share: negatives have at most this share of the best positive's probability by the scorer: sigmoid(logit)
         for a cross-encoder, exp(mean log-likelihood of a token) for a language model; 0.95 is NV-Retriever's.
       score_margin: negatives score at most the best positive's raw score by the scorer less this.
+      relabel_margin: passages that score at least the best positive's raw score by the scorer and this, all of those that
+        pass the other filters, become positives of the question.
       skip_bad: skip and count bad rows, and positives that the corpus lacks.
 
     Raises:
@@ -187,15 +190,15 @@ def mine(
             "k1=, b= and stemmer= of BM25 have no effect with run=, which gives the ranking; leave them out"
         )
 
-    if scorer is None and (max_score_share, score_margin) != (None, None):
-        name = "score_margin" if max_score_share is None else "max_score_share"
+    limits = {"max_score_share": max_score_share, "score_margin": score_margin, "relabel_margin": relabel_margin}
+    if scorer is None and (name := next((name for name, limit in limits.items() if limit is not None), None)):
         raise UsageError(f"{name}= is for the scores of a scorer: give scorer= as well, or leave it out")
 
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
     own = own_rows(questions, corpus, training.qrels)
-    judge = None if scorer is None else _judge(scorer, max_score_share, score_margin)
+    judge = None if scorer is None else _judge(scorer, *limits.values())
     if run is None:
         log.info("indexing %d passages", len(corpus))
         rankings = _rankings_of_bm25(
@@ -214,7 +217,10 @@ def mine(
             mined_of_all = judge(candidates, questions, positives, corpus, negatives=filters.negatives)
         for number, mined in enumerate(mined_of_all, start=1):
             found.add(mined.rows, mined.scores)
-            known.add(positives[number - 1], mined.positive_scores)
+            known.add(
+                [*positives[number - 1], *mined.relabelled.tolist()],
+                np.concatenate([mined.positive_scores, mined.relabelled_scores]),
+            )
             report.add(mined)
             if number % _BLOCK == 0 or number == len(questions):
                 progress.advance((number - 1) % _BLOCK + 1)
@@ -236,14 +242,12 @@ def mine(
     return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of)
 
 
-def _judge(
-    scorer: "AnyScorer", max_score_share: float | None, score_margin: float | None
-) -> "partial[Iterator[Mined]]":
+def _judge(scorer: "AnyScorer", *limits: float | None) -> "partial[Iterator[Mined]]":
     """Load a scorer, and return `judged_by_scorer` with it. Mining without one does not import JAX."""
     from jaxretr.indexes.reranking import loaded_scorer
     from jaxretr.mining.scorer_filter import ScorerFilter, judged_by_scorer
 
-    return partial(judged_by_scorer, rule=ScorerFilter(loaded_scorer(scorer), max_score_share, score_margin))
+    return partial(judged_by_scorer, rule=ScorerFilter(loaded_scorer(scorer), *limits))
 
 
 class _Lists:

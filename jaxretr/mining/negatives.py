@@ -31,6 +31,7 @@ REASONS = {
     "zero_score": "without a word of the question",
     "margin": "scored too close to the positive or above it",
     "answer": "that contain an answer",
+    "relabelled": "that the scorer finds so good that they are positives now",
     "scorer": "that the scorer finds too close to the positive or better",
 }
 
@@ -118,6 +119,8 @@ class Mined:
       rows: corpus rows, integers [n], best ranked first.
       scores: their scores, float32 [n].
       dropped: reason (of `REASONS`) -> number of ranked passages; together with the n kept these are all the hits.
+      relabelled: the rows among them that are positives, best ranked first.
+      relabelled_scores: their scores, float32.
       positive_scores: the score of each positive, as in the ranking.
       positive_rank: the rank of the first positive, from 1, or None if none was found.
       positive_unknown: whether the ranking has a score for none of the positives.
@@ -129,6 +132,8 @@ class Mined:
     positive_scores: NDArray[np.float32]
     positive_rank: int | None
     positive_unknown: bool
+    relabelled: NDArray[np.integer] = field(default_factory=lambda: np.zeros(0, np.int32))
+    relabelled_scores: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 def hard_negatives(

@@ -1,7 +1,7 @@
 """A scorer as the judge of mined negatives: it drops those it finds too good, and gives scores to distil from.
 
 NV-Retriever (https://arxiv.org/abs/2407.15831) drops candidates that a teacher scores near the positive or above it, since
-they are often unjudged positives.
+they are often unjudged positives; RLHN (https://arxiv.org/abs/2505.16967) makes them positives.
 """
 
 import math
@@ -32,17 +32,21 @@ class ScorerFilter:
       max_share: a negative's probability is at most this share of the best positive's: sigmoid(logit) for cross-encoders,
         exp(mean log-likelihood of a token) for language models; None: no such filter.
       margin: a negative's raw score is at most the best positive's less this; None: no such filter.
+      relabel: a candidate whose raw score is at least the best positive's and this becomes a positive; None: none does.
     """
 
     scorer: Scorer
     max_share: float | None = None
     margin: float | None = None
+    relabel: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_share is not None and not 0 < self.max_share <= 1:
             raise UsageError(f"the largest share of a positive's score is between 0 and 1, not {self.max_share}")
         if self.margin is not None and not math.isfinite(self.margin):
             raise UsageError(f"the margin of a scorer's scores must be a finite number, not {self.margin}")
+        if self.relabel is not None and not 0 <= self.relabel < math.inf:
+            raise UsageError(f"the margin of relabelled passages must be 0 or a number above, not {self.relabel}")
 
     def passes(self, scores: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """Whether each candidate is a negative, bool [K], from raw scores float32 [K] and [P] of one question."""
@@ -98,13 +102,25 @@ def judged_by_scorer(
 
 
 def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule: ScorerFilter, negatives: int) -> Mined:
-    passing = np.flatnonzero(rule.passes(scores, positive_scores))
+    better = np.zeros(len(scores), bool)
+    if rule.relabel is not None:
+        better = scores >= positive_scores.max() + np.float32(rule.relabel)
+    passing = np.flatnonzero(rule.passes(scores, positive_scores) & ~better)
     kept = passing[:negatives]
     # As in `hard_negatives`, candidates behind the last one that is kept were not looked at.
     looked_at = int(kept[-1]) + 1 if len(kept) == negatives else len(scores)
     dropped = {
         **mined.dropped,
-        "scorer": looked_at - len(kept),
-        "surplus": mined.dropped["surplus"] + len(scores) - looked_at,
+        "relabelled": int(better.sum()),
+        "scorer": int((~better[:looked_at]).sum()) - len(kept),
+        "surplus": mined.dropped["surplus"] + int((~better[looked_at:]).sum()),
     }
-    return replace(mined, rows=mined.rows[kept], scores=scores[kept], positive_scores=positive_scores, dropped=dropped)
+    return replace(
+        mined,
+        rows=mined.rows[kept],
+        scores=scores[kept],
+        positive_scores=positive_scores,
+        dropped=dropped,
+        relabelled=mined.rows[better],
+        relabelled_scores=scores[better],
+    )

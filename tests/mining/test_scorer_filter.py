@@ -77,6 +77,28 @@ def test_the_scorer_filters_what_the_others_leave_and_its_scores_are_written(
     assert found["negatives"]["total"] + dropped + found["dropped"]["surplus"] == whole
 
 
+def test_passages_that_the_scorer_prefers_to_the_positive_become_positives(scorer: CrossEncoder, tmp_path: Path):
+    settings = {"corpus": DATA / "corpus.jsonl", "answers": None, "scorer": scorer, "score_margin": 0.001}
+    plain, mined = (jaxretr.mine(DATA, **settings, negatives=3, **more) for more in ({}, {"relabel_margin": 0.002}))
+    relabelled = 0
+    for before, record in zip(plain.records(), mined.records(), strict=True):
+        given = before["positive_document_ids"]
+        kept, new = record["positive_document_ids"][: len(given)], record["positive_document_ids"][len(given) :]
+        scores = raw(scorer, record["query_text"], record["positive_document_ids"])
+        assert kept == given and record["negative_document_ids"] == before["negative_document_ids"]
+        np.testing.assert_allclose(record["positive_scores"], scores, atol=ROUNDING)
+        assert all(score >= scores[: len(given)].max() + 0.002 - ROUNDING for score in scores[len(given) :])
+        relabelled += len(new)
+    dropped, of_plain = mined.report.as_dict()["dropped"], plain.report.as_dict()["dropped"]
+    assert dropped["relabelled"] == relabelled > 0 == of_plain["relabelled"]
+    assert sum(dropped.values()) == sum(of_plain.values()), "every hit counts once"
+    mined.save(tmp_path / "mined.jsonl")
+    again = load_training_set(tmp_path / "mined.jsonl", read_corpus(DATA))
+    assert (
+        sum(map(len, map(again.positives.__getitem__, range(len(again))))) == len(plain.positives.values) + relabelled
+    )
+
+
 def test_a_training_set_has_the_mined_scores_to_distil_from(scorer: CrossEncoder, tmp_path: Path):
     mined = jaxretr.mine(
         DATA, corpus=DATA / "corpus.jsonl", answers=None, scorer=scorer, score_margin=-100.0, negatives=4
@@ -111,6 +133,7 @@ def test_probabilities_are_those_of_the_kind_of_scorer(scorer: CrossEncoder, mod
     [
         (["--max-score-share", "0.9"], "--max-score-share is for the scores of a scorer: give --scorer as well"),
         (["--score-margin", "1"], "--score-margin is for the scores of a scorer: give --scorer as well"),
+        (["--relabel-margin", "1"], "--relabel-margin is for the scores of a scorer: give --scorer as well"),
         (["--scorer-kind", "t5"], "--scorer-kind is for --scorer SCORER: give that as well"),
         (["--compute", "float32"], "--compute is for --scorer SCORER: give that as well"),
     ],
@@ -127,6 +150,7 @@ def test_options_without_a_scorer_are_refused(words: list[str], message: str, tm
         ({"max_share": 0.0}, "share of a positive's score is between 0 and 1, not 0.0"),
         ({"max_share": 1.5}, "share of a positive's score is between 0 and 1, not 1.5"),
         ({"margin": float("nan")}, "must be a finite number, not nan"),
+        ({"relabel": -0.5}, "relabelled passages must be 0 or a number above, not -0.5"),
     ],
 )
 def test_wrong_limits(options: dict[str, float], message: str, scorer: CrossEncoder):
