@@ -3,8 +3,8 @@
     pip install 'jaxretr[cuda]' && export JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1     # the check wants a card's driver
     python benchmarks/gpu_traffic.py dpr_nq --passages 1000000
 
-Three forms of the step: padded rows, packed rows, and packed rows with the layers apart in the backward pass, which runs
-of many steps have. Bytes are those of the operands and results of every kernel, as often as its loops run if all texts are
+Four forms of the step: padded rows, packed rows, packed rows with the layers apart in the backward pass, which runs of
+many steps have, and these with a residual stream in bfloat16. Bytes are those of the operands and results of every kernel, as often as its loops run if all texts are
 as long as they may be (a conditional counts as its dearest branch), without the workspaces of cuBLAS; what a cache saves is not
 known. Seconds of compiling are this machine's, without autotuning, which a card does beside it.
 """
@@ -27,9 +27,10 @@ from jaxretr.training.plan.requirements import GPU_OPTIONS, plan
 from jaxretr.training.runs.corpus_programs import MANY_STEPS
 
 FORMS = {
-    "padded": ("padded", MANY_STEPS),
-    "packed": ("packed", MANY_STEPS - 1),
-    "packed, layers apart": ("packed", MANY_STEPS),
+    "padded": ("padded", MANY_STEPS, "float32"),
+    "packed": ("packed", MANY_STEPS - 1, "float32"),
+    "packed, layers apart": ("packed", MANY_STEPS, "float32"),
+    "packed, layers apart, residual in bfloat16": ("packed", MANY_STEPS, "bfloat16"),
 }
 LINE = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(([^)]*)(.*)")
 LOOP, BRANCHES = re.compile(r"body=%?([\w.-]+)"), re.compile(r"branch_computations=\{([^}]*)\}")
@@ -101,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     options: Any = {**GPU_OPTIONS, "xla_gpu_enable_triton_gemm": False}
     print("| the step | compiling, s | kernels | read and written, GB | temporaries, GB |\n|---|---:|---:|---:|---:|")
-    for form, (engine, steps) in FORMS.items():
+    for form, (engine, steps, residual) in FORMS.items():
         os.environ[ENGINE_VARIABLE] = engine
 
         def facts(lowered: Any, _: Any, target: str, form: str = form) -> CompiledFacts:
@@ -114,7 +115,7 @@ def main() -> None:
             print(f"| {form} | {seconds:.0f} | {kernels:,.0f} | {moved / 1e9:.0f} | {kept / 1e9:.1f} |", flush=True)
             return compile_facts(SimpleNamespace(compile=lambda _: compiled), options, target)
 
-        config = experiment.load_config(args.config, **{"train.steps": steps})
+        config = experiment.load_config(args.config, **{"train.steps": steps, "encoder.residual": residual})
         plan(config, "h100:1", args.passages, programs=["step"], facts_of=facts)
         jax.clear_caches()
 

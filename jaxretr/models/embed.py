@@ -13,7 +13,7 @@ from jaxretr.config import AdapterShape, Pooling
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
-from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in
+from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in, residual_in
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
@@ -276,6 +276,7 @@ def embed(
     lengths: jax.Array,
     *,
     dtype: Any,
+    residual: str = "float32",
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
     words: jax.Array | None = None,
@@ -289,6 +290,7 @@ def embed(
       lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M]; a length of 0
         gives some finite vector.
       dtype: type of the encoder's matmul operands, float32 or bfloat16.
+      residual: type of the states between layers, see `residual_in`.
       keys: one PRNG key per text, of the lengths' shape, which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
@@ -297,9 +299,9 @@ def embed(
       float32 [B, D], of packed rows [B * M, D], D being `config.embedding_size`.
     """
     if isinstance(config, JointConfig):
-        settings = {"dtype": dtype, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
-        base = embed(config.base, tower_params["base"], tokens, lengths, **settings)
-        lexical = embed(config.lexical, tower_params["lexical"], tokens, lengths, dtype=dtype)
+        numbers, settings = {"dtype": dtype, "residual": residual}, {"keys": keys, "keep_matmuls": keep_matmuls}
+        base = embed(config.base, tower_params["base"], tokens, lengths, words=words, **numbers, **settings)
+        lexical = embed(config.lexical, tower_params["lexical"], tokens, lengths, **numbers)
         if "weight" in tower_params:  # the query side
             lexical = tower_params["weight"] * lexical
         return jnp.concatenate([base, lexical], axis=-1)
@@ -309,7 +311,7 @@ def embed(
     if shape is not None:
         backbone_params = {**backbone_params, "adapter": kinds_of(shape, tower_params["adapter"])}
     settings = {"adapter": shape, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
-    with matmuls_in(dtype):
+    with matmuls_in(dtype), residual_in(residual):
         states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
         pooled = pool(states, lengths, config.pooling)
     for layer, shape in dense_params(config, tower_params):

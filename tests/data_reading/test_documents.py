@@ -19,6 +19,7 @@ FILES = {
     "sub/page.HTML": "<title>Seas &amp; more</title><script>no()</script><p>Salt <b>water</b>.</p><ul><li>one<li>two</ul>",
     "sub/plain.txt": "\ufeffNo title here.",
     "sub/.hidden/x.txt": "not read",
+    "sub/ü.htm": "<h1>Sé<i>a</i></h1><p>Füße",
     "picture.png": "not read",
 }
 READ = [
@@ -26,6 +27,7 @@ READ = [
     Passage("sub/b%20c.markdown", "Lakes", "A lake. Another."),
     Passage("sub/page.HTML", "Seas & more", "Salt water.\n\n* one\n* two"),
     Passage("sub/plain.txt", "plain", "No title here."),
+    Passage("sub/ü.htm", "Séa", "Séa\n\nFüße"),
 ]
 
 
@@ -47,6 +49,11 @@ def written(tmp_path: Path, name: str, content: str | bytes) -> str:
 def test_a_folder_of_texts_is_a_corpus(folder: Path) -> None:
     assert list(read_corpus(f"files:{folder}")) == READ
     assert list(read_corpus(f"files:{folder / 'a.md'}")) == READ[:1]
+
+
+def test_a_page_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
+    name = written(tmp_path, "p.html", '<meta charset="iso-8859-1"><title>Füße</title><p>é'.encode("latin-1"))
+    assert list(read_corpus(name)) == [Passage("p.html", "Füße", "é")]
 
 
 def test_a_folder_with_other_contents_counts_as_changed(folder: Path) -> None:
@@ -103,6 +110,7 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.jsonl[words=9]", '{"id": null, "text": "a"}\n', 'field "_id" is null'),
         ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it"),
         ("t.html", b"", "t.html: cannot be read as HTML"),
+        ("t.txt.gz", "x", "not a .csv, .* file; convert it"),
         ("t.doc", "x", r"not a .csv, .* file; convert it"),
         ("t.csv[word=3]", "", "'word=3' is no setting; did you mean 'words'"),
         ("t.csv[words=0]", "", "words=0 is no number"),

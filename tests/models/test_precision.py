@@ -1,5 +1,6 @@
 """float32 that is asked for is float32 on accelerators too, read off programs that are lowered for them."""
 
+import dataclasses
 import re
 from functools import partial
 from typing import Any
@@ -15,7 +16,8 @@ from jaxretr.models.backbones.layers import define, scaled
 from jaxretr.models.backbones.masked_lm import MaskedLm
 from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.t5 import T5Model
-from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.training.runs.mlm import mlm_programs
 from jaxretr.training.steps.mlm import MaskedBatch
@@ -83,6 +85,44 @@ def test_float32_is_neither_rounded_to_tf32_nor_to_bfloat16(model: str, platform
     assert {dot[:2] for dot in found} == {("DEFAULT", "DEFAULT")}
     others = [dot for dot in found if dot[2:] != ("bf16", "bf16")]
     assert len(found) > 4 + len(others) and len(others) == MEANT[model]
+
+
+@pytest.mark.parametrize("block", ["post", "pre", "rotary", "sandwich", "t5"])
+def test_states_between_layers_are_bfloat16_where_one_asks(block: str) -> None:
+    """What layers read, add and keep for the backward pass; the results are those of float32 up to rounding."""
+    shapes: dict[str, Any] = {
+        "post": BERT,
+        "pre": dataclasses.replace(BERT, pre_layer_norm=True),
+        "rotary": DECODER,
+        "sandwich": dataclasses.replace(DECODER, norm_order="sandwich"),
+        "t5": T5EncoderConfig(vocab_size=400, d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=2),
+    }
+    config = DualEncoderConfig(shapes[block], pooling="mean", shared=True, normalise=True)
+    params, rng = init_params(config, 0), np.random.default_rng(3)
+    tokens, lengths = rng.integers(1, BERT.vocab_size, (4, 12)), np.array([12, 9, 1, 12], np.int32)
+
+    def encode(params: Any, **numbers: Any) -> jax.Array:
+        return embed(config, tower(params, "passage"), tokens, lengths, **numbers)
+
+    def carried(**numbers: Any) -> set[str]:
+        gradient = jax.make_jaxpr(jax.grad(lambda params: encode(params, **numbers).sum()))(params)
+        scans = [eqn for eqn in gradient.eqns if eqn.primitive.name == "scan"]
+        assert len(scans) == 2
+        avals = [x.aval for scan in scans for x in scan.outvars]
+        return {aval.dtype.name for aval in avals if aval.shape[-3:] == (4, 12, 16)}
+
+    assert carried(dtype="bfloat16") == {"float32"}
+    assert carried(dtype="bfloat16", residual="bfloat16") == {"bfloat16"}
+    exact, rounded, most = (
+        np.asarray(jax.jit(partial(encode, **numbers))(params))
+        for numbers in (
+            {"dtype": "float32"},
+            {"dtype": "bfloat16"},
+            {"dtype": "bfloat16", "residual": "bfloat16"},
+        )
+    )
+    assert np.abs(most - rounded).max() > 0
+    assert np.abs(most - exact).max() < 0.02
 
 
 def test_a_precision_that_the_user_has_chosen_stays(mesh1: Any) -> None:

@@ -88,7 +88,7 @@ def open_collection(body: str, brackets: str | None) -> Collection:
         documents = partial(_of_folder, place, files)
     elif place.is_file():
         files, suffix = [place], Path(place.name.lower().removesuffix(".gz")).suffix
-        if suffix not in (*_TABLES, *_TEXTS):
+        if suffix not in _TABLES and place.suffix.lower() not in _TEXTS:
             raise UserError(f"{name}: not a {', '.join(_TABLES)} file; convert it, or give a folder of texts")
         documents = partial(_of_folder, place.parent, files)
         if suffix in _TABLES:
@@ -142,6 +142,8 @@ def _plain(file: Path) -> tuple[str, str]:
         raise UserError(
             f"{file}: not UTF-8 at byte {error.start}; convert it: iconv -f LATIN1 -t UTF-8 {file.name}"
         ) from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); check its rights") from error
     title = ""
     if file.suffix.lower() != ".txt":
         lines = text.splitlines()
@@ -161,14 +163,24 @@ def _html(file: Path) -> tuple[str, str]:
     inscriptis, lxml = import_extra("inscriptis", "data"), import_extra("lxml.html", "data")
     settings, css = import_extra("inscriptis.model.config", "data"), import_extra("inscriptis.css_profiles", "data")
     try:
-        tree = lxml.document_fromstring(file.read_bytes())
+        page = file.read_bytes()
+        # lxml takes a page that declares no encoding for Latin 1; few are.
+        tree = lxml.document_fromstring(page, parser=lxml.HTMLParser(encoding="utf-8" if _is_utf8(page) else None))
     except Exception as error:  # lxml's own kinds, for an empty file among others
         raise UserError(f"{file}: cannot be read as HTML ({shortened(error)}); remove it, or save it again") from error
-    title = tree.findtext(".//title") or tree.findtext(".//h1") or ""
+    title = next(("".join(found.itertext()) for tag in ("title", "h1") for found in tree.iter(tag)), "")
     text = inscriptis.get_text(
         lxml.tostring(tree, encoding="unicode"), settings.ParserConfig(css.CSS_PROFILES["strict"])
     )
     return " ".join(title.split()), "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,16 @@ from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
-from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, attend, key_bias
+from jaxretr.models.backbones.layers import (
+    ACTIVATIONS,
+    Dense,
+    Embedding,
+    LayerNorm,
+    added,
+    attend,
+    key_bias,
+    residual,
+)
 from jaxretr.models.backbones.packed_rows import are_packed, counted_places, token_places
 from jaxretr.models.backbones.positions import relative_bias
 
@@ -27,11 +36,10 @@ class BertLayer(nnx.Module):
         self.query = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.key = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
-        # Additions to the residual stream are not rounded before they are added.
-        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs, added=True)
         self.attention_norm = LayerNorm(size, config.layer_norm_eps)
         self.ffn_in = Dense(size, inner, bias=True, std=std, dtype=dtype, rngs=rngs)
-        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs, added=True)
         self.ffn_norm = LayerNorm(size, config.layer_norm_eps)
         self.config = config
         self.dtype = dtype
@@ -39,15 +47,19 @@ class BertLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, bias: KeyBias, keys: jax.Array | None, adapter: LayerAdapter | None = None
     ) -> jax.Array:
-        """Run one layer: x float32 [B, L, D] -> float32 [B, L, D]."""
+        """Run one layer: x, of the residual stream's type, [B, L, D] -> [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.pre_layer_norm:
-            x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention, adapter))
+            mixed = self.attention(self.attention_norm(x), bias, drop_attention, adapter)
+            x = residual(added(x, drop_hidden(mixed)))
             normed = self.ffn_norm(x)
-            return x + drop_hidden(self.feed_forward(normed, adapter)) + beside_feed_forward(adapter, normed)
-        x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention, adapter)))
-        return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
+            fed = drop_hidden(self.feed_forward(normed, adapter))
+            return residual(added(x, fed, beside_feed_forward(adapter, normed)))
+        mixed = drop_hidden(self.attention(x, bias, drop_attention, adapter))
+        x = residual(self.attention_norm(added(x, mixed)))
+        fed = drop_hidden(self.feed_forward(x, adapter))
+        return residual(self.ffn_norm(added(x, fed, beside_feed_forward(adapter, x))))
 
     def attention(self, x: jax.Array, bias: KeyBias, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
         batch, length, size = x.shape
@@ -102,4 +114,4 @@ class BertEncoder(Encoder):
         return lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:])
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
-        return self.norm(x) if self.config.pre_layer_norm else x
+        return self.norm(x) if self.config.pre_layer_norm else x.astype(jnp.float32)

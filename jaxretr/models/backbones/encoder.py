@@ -11,7 +11,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.models.backbones.adapter_layers import make_adapters
 from jaxretr.models.backbones.dropout import EMBEDDINGS, Dropout, folded, keys_of_texts
 from jaxretr.models.backbones.layer_stacks import make_layers, scan_layers
-from jaxretr.models.backbones.layers import Embedding
+from jaxretr.models.backbones.layers import Embedding, residual
 
 
 class Encoder(nnx.Module):
@@ -70,7 +70,7 @@ class Encoder(nnx.Module):
         given = keys_of_texts(keys, lengths)
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         drop = Dropout(folded(given, EMBEDDINGS), self.config.hidden_dropout_prob)
-        x = drop(self.embedded(x, tokens, lengths, types))
+        x = residual(drop(self.embedded(x, tokens, lengths, types)))
         if self.config.num_hidden_layers:
             apply = self.applied(lengths, tokens.shape[1])
             parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
@@ -94,5 +94,5 @@ class Encoder(nnx.Module):
         raise NotImplementedError
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
-        """Return the result, float32 [B, L, D], from the last layer's; `drop` is the embeddings' dropout."""
+        """Return the result, float32 [B, L, D], from the last layer's, of the residual stream's type; `drop` is the embeddings' dropout."""
         raise NotImplementedError

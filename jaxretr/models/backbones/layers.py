@@ -1,12 +1,14 @@
 """The few layers of the encoders and T5, and functions that define, bind and trace a model of them.
 
-Numbers: parameters, the residual stream, norms and softmax are float32. Dense layers and attention read and return the
-model's compute type, with sums in float32 that are rounded once, in both passes: see products.py.
+Numbers: parameters, norms and softmax are float32, and so is the residual stream unless `residual_in` says otherwise.
+Dense layers and attention read and return the model's compute type, with sums in float32 that are rounded once, in both
+passes: see products.py.
 """
 
 import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,8 +27,35 @@ from jaxretr.runtime.parallel.split_parameters import rows_of, whole
 Params = dict[str, Any]
 
 
+_residual = contextvars.ContextVar("residual", default="float32")
+
+
+@contextlib.contextmanager
+def residual_in(dtype: str) -> Iterator[None]:
+    """A context to trace a model in, whose states between layers, and the additions to them, are of this type.
+
+    In bfloat16 they are half the bytes, which layers read and write several times, and are rounded twice a layer.
+    """
+    token = _residual.set(dtype)
+    try:
+        yield
+    finally:
+        _residual.reset(token)
+
+
+def residual(x: jax.Array) -> jax.Array:
+    """Return x in the type of the residual stream."""
+    return x.astype(_residual.get())
+
+
+def added(x: jax.Array, *additions: jax.Array | float) -> jax.Array:
+    """Return the residual stream with additions, a sum in float32."""
+    return sum((y.astype(jnp.float32) for y in additions if isinstance(y, jax.Array)), x.astype(jnp.float32))
+
+
 class Dense(nnx.Module):
-    """x @ kernel + bias with operands of type `dtype`; the result is of type `result`, by default `dtype`."""
+    """x @ kernel + bias with operands of type `dtype`; the result is of type `result`, by default `dtype`, and of the residual
+    stream's type if it is added to that."""
 
     def __init__(
         self,
@@ -38,18 +67,20 @@ class Dense(nnx.Module):
         dtype: Any,
         rngs: nnx.Rngs,
         result: Any = None,
+        added: bool = False,
     ):
         self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32)) if bias else None
         self.shape = inputs, outputs
-        self.dtype, self.result = dtype, result or dtype
+        self.dtype, self.result, self.added = dtype, result or dtype, added
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # One flat matmul of all tokens, which XLA on CPUs computes much faster than a batched one.
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         kernel = whole(self.kernel[...], self.shape, self.dtype)
         bias = None if self.bias is None else self.bias[...]
-        y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=self.result)
+        result = _residual.get() if self.added else self.result
+        y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=result)
         return kept_result(y).reshape(*x.shape[:-1], -1)
 
 

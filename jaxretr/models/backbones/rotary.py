@@ -9,7 +9,17 @@ from flax import nnx
 from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
-from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, scaled
+from jaxretr.models.backbones.layers import (
+    ACTIVATIONS,
+    Dense,
+    Embedding,
+    LayerNorm,
+    RMSNorm,
+    added,
+    attend,
+    residual,
+    scaled,
+)
 from jaxretr.models.backbones.packed_rows import hidden_keys, token_places
 from jaxretr.models.backbones.positions import rotary_frequencies, rotate
 from jaxretr.models.backbones.rotary_config import RotaryConfig
@@ -36,10 +46,8 @@ class RotaryLayer(nnx.Module):
         biased = config.dense_biases()
         for name, (inputs, outputs) in config.dense_sizes().items():
             std = config.initializer_range
-            # Additions to the residual stream are not rounded before they are added.
-            result = jnp.float32 if name.endswith("_out") else dtype
-            dense = Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs, result=result)
-            setattr(self, name, dense)
+            is_added, bias = name.endswith("_out"), biased[name]
+            setattr(self, name, Dense(inputs, outputs, bias=bias, std=std, dtype=dtype, rngs=rngs, added=is_added))
         self.attention_norm = _norm(config)
         self.ffn_norm = _norm(config)
         if config.norm_order == "sandwich":
@@ -63,7 +71,7 @@ class RotaryLayer(nnx.Module):
         """Run one layer.
 
         Args:
-          x: states, float32 [B, L, D].
+          x: states, of the residual stream's type, [B, L, D].
           number: number of this layer, an int or a traced int32 scalar.
           sight: positions and mask of this layer's kind.
           padding: bias that hides padding keys and other texts, as `hidden_keys` returns it.
@@ -71,23 +79,25 @@ class RotaryLayer(nnx.Module):
           adapter: adapter of this layer.
 
         Returns:
-          float32 [B, L, D].
+          [B, L, D] of x's type.
         """
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.norm_order == "post":
-            x = self.attention_norm(x + drop_hidden(self.attention(x, sight, padding, drop_attention, adapter)))
-            return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
+            mixed = drop_hidden(self.attention(x, sight, padding, drop_attention, adapter))
+            x = residual(self.attention_norm(added(x, mixed)))
+            fed = drop_hidden(self.feed_forward(x, adapter))
+            return residual(self.ffn_norm(added(x, fed, beside_feed_forward(adapter, x))))
         normed = self.attention_norm(x)
         if not self.config.first_norm:
-            normed = jnp.where(number == 0, x, normed)
+            normed = jnp.where(number == 0, x.astype(jnp.float32), normed)
         mixed = self.attention(normed, sight, padding, drop_attention, adapter)
         sandwich = self.config.norm_order == "sandwich"
-        x = x + drop_hidden(self.attention_out_norm(mixed) if sandwich else mixed)
+        x = residual(added(x, drop_hidden(self.attention_out_norm(mixed) if sandwich else mixed)))
         normed = self.ffn_norm(x)
         inner = self.feed_forward(normed, adapter)
         inner = self.ffn_out_norm(inner) if sandwich else inner
-        return x + drop_hidden(inner) + beside_feed_forward(adapter, normed)
+        return residual(added(x, drop_hidden(inner), beside_feed_forward(adapter, normed)))
 
     def attention(
         self, x: jax.Array, sight: Sight, padding: jax.Array, drop: Dropout, adapter: LayerAdapter | None
@@ -168,7 +178,7 @@ class RotaryEncoder(Encoder):
         return apply
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
-        return x if self.config.norm_order == "post" else self.norm(x)
+        return x.astype(jnp.float32) if self.config.norm_order == "post" else self.norm(x)
 
 
 def _sight(config: RotaryConfig, lengths: jax.Array, length: int, *, local: bool = False) -> Sight:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted
+from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.dropout import Dropout
 from jaxretr.models.backbones.layer_stacks import map_layers, scan_layers, stack_layers
@@ -16,9 +16,11 @@ from jaxretr.models.backbones.layers import (
     Dense,
     Embedding,
     RMSNorm,
+    added,
     attend,
     chosen_log_probs,
     key_bias,
+    residual,
 )
 from jaxretr.models.backbones.packed_rows import hidden_keys
 from jaxretr.models.backbones.positions import relative_bias
@@ -66,9 +68,8 @@ class T5Attention(nnx.Module):
         self.query = Dense(size, inner, bias=False, std=std * config.d_kv**-0.5, dtype=dtype, rngs=rngs)
         self.key = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
-        # Additions to the residual stream are not rounded before they are added.
         std = factor * inner**-0.5
-        self.out = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.out = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, added=True)
         self.heads = config.num_heads
         self.dtype = dtype
 
@@ -118,7 +119,7 @@ class T5FeedForward(nnx.Module):
         self.inner = Dense(size, inner, bias=False, std=factor * size**-0.5, dtype=dtype, rngs=rngs)
         self.gate = Dense(size, inner, bias=False, std=factor * size**-0.5, dtype=dtype, rngs=rngs) if gated else None
         std = factor * inner**-0.5
-        self.outer = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
+        self.outer = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, added=True)
 
     def __call__(self, x: jax.Array, drop: Dropout = NO_DROPOUT, adapter: LayerAdapter | None = None) -> jax.Array:
         inner = ACTIVATIONS[self.activation](adapted(self.inner, "ffn_in", x, adapter).astype(jnp.float32))
@@ -147,20 +148,19 @@ class T5EncoderLayer(nnx.Module):
         """Run one layer.
 
         Args:
-          x: states, float32 [B, L, D].
+          x: states, of the residual stream's type, [B, L, D].
           bias: bias of the attention scores, broadcastable to [B, H, L, L]: relative positions and padding.
           drop: dropout of the additions to the states, and within the feed-forward network.
           drop_attention: dropout of the attention probabilities.
           adapter: adapter of this layer.
 
         Returns:
-          float32 [B, L, D].
+          [B, L, D] of x's type.
         """
         normed = self.attention_norm(x)
-        x = x + drop(self.attention(normed, normed, bias, drop_attention, adapter))
+        x = residual(added(x, drop(self.attention(normed, normed, bias, drop_attention, adapter))))
         normed = self.ffn_norm(x)
-        x = x + drop(self.ffn(normed, drop, adapter))
-        return x if adapter is None else x + adapter.beside_feed_forward(normed)
+        return residual(added(x, drop(self.ffn(normed, drop, adapter)), beside_feed_forward(adapter, normed)))
 
 
 class T5DecoderLayer(nnx.Module):

@@ -186,6 +186,7 @@ def index_settings(
     return {
         "encoder": encoder,
         "encoder_dtype": config.encoder.dtype,
+        "residual": config.encoder.residual,
         "corpus_rows": corpus_rows,
         "index": config.index,
         "chunk": (config.art if isinstance(config, ArtConfig) else config.contrastive).chunk,

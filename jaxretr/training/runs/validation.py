@@ -159,7 +159,7 @@ def _make_embed(program: ContrastiveProgram, mesh: Mesh):
         out_specs=P(),
     )
     def embed_questions(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
+        q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
         return lax.all_gather(q, DATA, tiled=True, to="invarying")
 
     return embed_questions
@@ -178,7 +178,7 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
     )
     def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
         found = jax.tree.map(lambda values: values[:, 0], fetch_rows(passages, rows[:, None]))
-        p = embed(program.encoder, tower(params, "passage"), found.tokens, found.lengths, dtype=program.encoder_dtype)
+        p = embed(program.encoder, tower(params, "passage"), found.tokens, found.lengths, **program.numbers)
         return lax.all_gather(p, DATA, tiled=True, to="invarying")
 
     return embed_rows

@@ -145,7 +145,7 @@ def _embed_texts(
     sides: int = 1,
 ) -> jax.Array:
     """Embed texts [n, L], `chunk` texts of the largest length at once; `sides` is the number of sides that they are of."""
-    embed_rows = row_encoder(program.encoder, program.encoder_dtype)
+    embed_rows = row_encoder(program.encoder, **program.numbers)
     n, width = rows.tokens.shape
     together = program.shard_parameters
     if program.packed_row:
@@ -165,7 +165,7 @@ def _embed_texts(
 
 
 @cache
-def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
+def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any, residual: str = "float32") -> EmbedRows:
     """Return the encoder in the form that `embed_in_chunks` calls."""
 
     def embed_rows(
@@ -175,6 +175,7 @@ def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRo
         keys: jax.Array | None,
         words: jax.Array | None = None,
     ) -> jax.Array:
-        return embed(encoder, params, tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=True, words=words)
+        numbers = {"dtype": dtype, "residual": residual}
+        return embed(encoder, params, tokens, lengths, **numbers, keys=keys, keep_matmuls=True, words=words)
 
     return embed_rows

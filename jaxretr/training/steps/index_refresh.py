@@ -117,7 +117,7 @@ def encode_rows(
     order = rows[jnp.argsort(lengths_of_rows, stable=True)]
 
     def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
-        return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
+        return embed(program.encoder, weights, tokens[:, :width], lengths, **program.numbers)
 
     def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
         chosen = lax.dynamic_slice_in_dim(order, block_start(number, m, size), size)
@@ -147,7 +147,7 @@ def _encode_packed(
         chosen = rows[texts]
         read = of_tokens(jnp.minimum(chosen, n - 1), own, width)
         tokens = passages.ids_at(read, token_places(own, width))
-        fresh = embed(program.encoder, weights, tokens, own, dtype=program.encoder_dtype)
+        fresh = embed(program.encoder, weights, tokens, own, **program.numbers)
         places = jnp.where(real, chosen, n).reshape(-1)
         return embeddings.at[places].set(fresh.astype(embeddings.dtype), mode="drop")
 

@@ -31,6 +31,8 @@ class IndexProgram:
 
     encoder: DualEncoderConfig | JointConfig
     encoder_dtype: Any
+    residual: str = "float32"
+    """Type of the encoder's states between layers, see `jaxretr.models.backbones.layers.residual_in`."""
     corpus_rows: int
     """Number of passages in the corpus; the sharded arrays' further rows are padding."""
     index: LiveIndex
@@ -50,6 +52,11 @@ class IndexProgram:
     """Tokens, about, of the packed rows that texts are embedded in, one program for all lengths; 0: rows are padded."""
     layers_apart: bool = False
     """Whether the towers' layers are apart in the step's backward passes, see `layer_stacks.layers_apart`."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The types of an embedding's numbers, as `embed` takes them."""
+        return {"dtype": self.encoder_dtype, "residual": self.residual}
 
     @property
     def searches(self) -> bool:
@@ -191,7 +198,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
     def search(
         params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
+        q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
         return search_step(
             q,
             index.embeddings,
