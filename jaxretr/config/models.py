@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxretr.config.choices import Dtype, Pooling, ScorerKind
-from jaxretr.runtime.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,6 @@ class Encoder:
     """Memory that a step spends on the backward pass of its chunks of texts. keep: their activations, so that each text
     is embedded once; recompute: nothing, so that memory follows the chunk and not the batch; auto: on CPUs keep where a
     quarter of the memory holds them, recompute otherwise; on an H100 keeping saved a tenth of a contrastive step."""
-
-    def __post_init__(self) -> None:
-        if self.residual != "float32" and self.dtype == "float32":
-            raise UsageError(f"encoder.residual={self.residual}: needs --encoder.dtype bfloat16 as well")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxretr.config import ArtConfig, ContrastiveConfig
 from jaxretr.data.token_store import TokenStore
 from jaxretr.models.engine_choice import packed_row
+from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.runtime.parallel.programs import is_cuda
 from jaxretr.training import optim
@@ -178,7 +179,13 @@ def _weights(state: TrainState) -> dict[str, Any]:
 def index_settings(
     config: ArtConfig | ContrastiveConfig, encoder: Any, corpus_rows: int, mesh: Mesh, passage_widths: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`."""
+    """Return the constants of an `IndexProgram`; the arguments are those of `art_program` and `contrastive_program`.
+
+    Raises:
+      UsageError: a residual stream in bfloat16 beside matmuls in float32.
+    """
+    if config.encoder.residual != "float32" and config.encoder.dtype == "float32":
+        raise UsageError(f"encoder.residual={config.encoder.residual}: set --encoder.dtype bfloat16 as well")
     device = mesh.devices.flat[0]
     row, split = packed_row(encoder, config.encoder.dtype, device), splits(config.mesh, encoder, mesh)
     # A program for several lengths, or of parameters that are gathered layer by layer, stays small.

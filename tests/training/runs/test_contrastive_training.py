@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import small_runs
+from jax.sharding import Mesh
 from safetensors.numpy import load_file
 from tiny import contrastive_config, write_supervised
 
@@ -68,6 +70,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(kind: str, tiny_models: Path, t
         ({"negatives": {"retrieved": 1}}, "need a corpus"),
         ({"contrastive": {"corpus_softmax": True}}, "need a corpus"),
         ({"contrastive": {"matryoshka": (4, 99)}}, "from 1 to the embedding's 16"),
+        ({"encoder": {"residual": "bfloat16"}}, "encoder.residual=bfloat16: set --encoder.dtype bfloat16 as well"),
     ],
 )
 def test_settings_that_the_data_cannot_serve_are_refused(
@@ -79,3 +82,12 @@ def test_settings_that_the_data_cannot_serve_are_refused(
     with pytest.raises(UsageError, match=message):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run/config.json").exists(), "bad settings do not bind the folder"
+
+
+def test_a_step_runs_with_the_residual_stream_of_the_config(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
+    data = write_supervised(tmp_path / "data")
+    config = contrastive_config(tiny_models, data=data, encoder={"dtype": "bfloat16", "residual": "bfloat16"})
+    run = ContrastiveRun(config, mesh1, tmp_path / "run")
+    state, batch = run.abstract_state(), run.batch(0)
+    lowered = jax.make_jaxpr(lambda state, batch: run.step(state, 0, batch))(state, batch)
+    assert f"bf16[2,{config.contrastive.chunk}" in str(lowered), "the layers' inputs that are kept"
