@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr.cli.parsing import Commands, add_run, given
+from jaxretr.cli.parsing import Commands, add_run, check_documents, given
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,9 +25,11 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.indexes.bm25.searching import search_bm25
     from jaxretr.runtime.storage.files import check_output
 
+    check_documents(args)
     check_output(args.out)
     questions = read_questions(args.queries, trec_ids=args.format == "trec")
     corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
     found = search_bm25(**given(args) | {"corpus": corpus, "queries": questions})
+    found = found.of_documents() if args.documents else found
     found.save(args.out, format=args.format, corpus=corpus)
     say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")

@@ -329,6 +329,18 @@ def add_run(parser: Parser, options: Options) -> None:
     parser.add_argument(
         "--format", choices=("trec", "dpr", "jsonl"), default="trec", help="of the run (default: %(default)s)"
     )
+    parser.add_argument(
+        "--documents",
+        action="store_true",
+        help="write documents, each by its best passage, where files:PATH[words=N] cut them: DOCUMENT#3 is of DOCUMENT; "
+        "they are fewer than the -k passages",
+    )
+
+
+def check_documents(args: argparse.Namespace) -> None:
+    """Raise UsageError for documents in a format that shows their passages' texts."""
+    if args.documents and args.format != "trec":
+        raise UsageError(f"--format {args.format} shows passages: leave --documents out, or write a TREC run")
 
 
 def add_processes(parser: Parser) -> None:

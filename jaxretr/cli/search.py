@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run, given
+from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run, check_documents, given
 from jaxretr.runtime.errors import UsageError
 
 SEARCH = "jaxretr.indexes.searching:search"
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     with together(), stops_when_asked():
         agree("the beginning", {**program_facts(), "command line": typed(args)})
+        check_documents(args)
         trec = args.format == "trec"
         rerank = scorer_loader(args, "rerank", "depth")
         lacking = args.corpus is None and (not trec or rerank is not None) and not has_texts(args.index)
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
             with_texts=not trec,
         )
         if not jax.process_index():
+            found = found.of_documents() if args.documents else found
             found.save(args.out, format=args.format, corpus=corpus)
             say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")
 

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
@@ -21,6 +22,9 @@ from jaxretr.runtime.storage.files import atomic_write
 Path = str | os.PathLike[str]
 Queries = str | pathlib.Path | Sequence[str] | Sequence[Question]
 RunFormat = Literal["trec", "dpr", "jsonl"]
+
+# What `jaxretr.data.named.documents` puts behind a document's id.
+_PASSAGE = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,19 @@ class SearchRun(Mapping[str, dict[str, float]]):
 
     def __repr__(self) -> str:
         return f"SearchRun({len(self)} questions, {self.num_hits} hits)"
+
+    def of_documents(self) -> "SearchRun":
+        """Return the run of the documents whose passages were found, each by its best one: DOCUMENT#3 is of DOCUMENT.
+
+        Passages have such ids where `files:PATH[words=N]` cut documents; another id is a document's own.
+        """
+        hits = []
+        for found in self.hits:
+            best: dict[str, float] = {}
+            for id, score in zip(found.ids, found.scores.tolist(), strict=True):
+                best.setdefault(_PASSAGE.sub("", id), score)
+            hits.append(Hits(found.question_id, list(best), np.fromiter(best.values(), np.float32, len(best))))
+        return SearchRun(hits, self.questions)
 
     def save(self, path: Path, *, format: RunFormat = "trec", corpus: Corpus | Path | None = None) -> None:
         """Write the run to a file, which appears complete or not at all.

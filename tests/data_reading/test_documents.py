@@ -133,12 +133,19 @@ def test_a_folder_without_texts_and_one_that_is_given_as_it_is(tmp_path: Path, f
         read_corpus(folder)
 
 
-def test_a_command_searches_a_folder(tmp_path: Path, folder: Path) -> None:
+def test_a_command_searches_a_folder(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     queries, run = tmp_path / "q.txt", tmp_path / "run.trec"
     queries.write_text("bridges on the Elbe\n")
     command = ["bm25", "--corpus", f"files:{folder}[words=4]", "--queries", str(queries), "--out", str(run)]
     assert main(command) == 0
-    assert run.read_text().split()[2].startswith("a.md#")
+    found = [line.split() for line in run.read_text().splitlines()]
+    assert [hit[2] for hit in found[:2]] == ["a.md#1", "a.md#2"]
+    assert main([*command, "--documents"]) == 0
+    of_documents = [line.split() for line in run.read_text().splitlines()]
+    assert of_documents[0][2:5] == ["a.md", "1", found[0][4]], "by its best passage"
+    assert [hit[2] for hit in of_documents].count("a.md") == 1
+    assert main([*command, "--documents", "--format", "jsonl"]) == 2
+    assert "--format jsonl shows passages: leave --documents out" in capsys.readouterr().err
 
 
 # ---- cutting ---------------------------------------------------------------------------------------------------------
