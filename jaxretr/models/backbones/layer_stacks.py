@@ -7,7 +7,7 @@ them, it casts all of them to float32 and back. It copies their bits as integers
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxretr.models.backbones.dropout import folded
 from jaxretr.runtime.parallel.mesh import lent
+
+T = TypeVar("T")
 
 _KEPT = "dense"
 
@@ -40,7 +42,7 @@ _are_apart = contextvars.ContextVar("layers_are_apart", default=False)
 
 def bits_are_kept() -> contextlib.AbstractContextManager[None]:
     """A context to trace a model in, where `scan_layers` keeps bfloat16 activations as integers of their bits."""
-    return _within(_bits_are_kept, True)
+    return within(_bits_are_kept, True)
 
 
 def layers_apart(apart: bool) -> contextlib.AbstractContextManager[None]:
@@ -50,11 +52,12 @@ def layers_apart(apart: bool) -> contextlib.AbstractContextManager[None]:
     write into by themselves, and computes attention once more. Without it, a program takes several times as long to
     compile.
     """
-    return _within(_are_apart, apart)
+    return within(_are_apart, apart)
 
 
 @contextlib.contextmanager
-def _within(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
+def within(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """A context in which a variable of tracing has a value."""
     token = variable.set(value)
     try:
         yield

@@ -8,7 +8,7 @@ passes: see products.py.
 import contextlib
 import contextvars
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from flax import nnx
 from jaxretr.models.backbones.attention_kernels import KeyBias, attention_on_cuda, by_cudnn
 from jaxretr.models.backbones.dropout import Dropout, dropped
 from jaxretr.models.backbones.fused_attention import Form, fused_attention
-from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result
+from jaxretr.models.backbones.layer_stacks import bits_of, from_bits, kept_result, within
 from jaxretr.models.backbones.packed_rows import are_packed, hidden_keys
 from jaxretr.models.backbones.products import product
 from jaxretr.runtime.parallel.split_parameters import rows_of, whole
@@ -30,17 +30,12 @@ Params = dict[str, Any]
 _residual = contextvars.ContextVar("residual", default="float32")
 
 
-@contextlib.contextmanager
-def residual_in(dtype: str) -> Iterator[None]:
+def residual_in(dtype: str) -> contextlib.AbstractContextManager[None]:
     """A context to trace a model in, whose states between layers, and the additions to them, are of this type.
 
     In bfloat16 they are half the bytes, which layers read and write several times, and are rounded twice a layer.
     """
-    token = _residual.set(dtype)
-    try:
-        yield
-    finally:
-        _residual.reset(token)
+    return within(_residual, dtype)
 
 
 def residual(x: jax.Array) -> jax.Array:
