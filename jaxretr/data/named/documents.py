@@ -49,7 +49,7 @@ class Form(NamedTuple):
           UsageError: anything else.
         """
         given: dict[str, str] = {}
-        for part in (brackets or "").split(",") if brackets else ():
+        for part in brackets.split(",") if brackets else ():
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or not value or key not in (*_COLUMNS, *_NUMBERS):
                 hint = did_you_mean(key, (*_COLUMNS, *_NUMBERS)) or "; write id=, title=, text=, words= or overlap="
