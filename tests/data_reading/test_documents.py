@@ -113,7 +113,7 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.txt.gz", "x", "not a .csv, .* file; convert it"),
         ("t.doc", "x", r"not a .csv, .* file; convert it"),
         ("t.csv[word=3]", "", "'word=3' is no setting; did you mean 'words'"),
-        ("t.csv[words=0]", "", "words=0 is no number"),
+        ("t.csv[words=0]", "", "words=0: must be a whole number, at least 1"),
         ("t.csv[overlap=1]", "", "write words= as well"),
     ],
 )

@@ -57,8 +57,9 @@ class Form(NamedTuple):
             given[key] = value
         numbers = {key: given.pop(key) for key in _NUMBERS if key in given}
         for key, value in numbers.items():
-            if not value.isdecimal() or (key == "words" and int(value) < 1):
-                raise UsageError(f"{name}: {key}={value} is no number of {key}; write {key}=100, say")
+            least = int(key == "words")
+            if not value.isdecimal() or int(value) < least:
+                raise UsageError(f"{name}: {key}={value}: must be a whole number, at least {least}")
         if "overlap" in numbers and "words" not in numbers:
             raise UsageError(f"{name}: overlap= is for documents that are cut; write words= as well")
         return cls(given, **{key: int(value) for key, value in numbers.items()})
