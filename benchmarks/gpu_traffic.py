@@ -4,9 +4,10 @@
     python benchmarks/gpu_traffic.py dpr_nq --passages 1000000
 
 Four forms of the step: padded rows, packed rows, packed rows with the layers apart in the backward pass, which runs of
-many steps have, and these with a residual stream in bfloat16. Bytes are those of the operands and results of every kernel, as often as its loops run if all texts are
-as long as they may be (a conditional counts as its dearest branch), without the workspaces of cuBLAS; what a cache saves is not
-known. Seconds of compiling are this machine's, without autotuning, which a card does beside it.
+many steps have, and these with a residual stream in bfloat16. Bytes are those of the operands and results of every kernel,
+as often as its loops run if all texts are as long as they may be (a conditional counts as its dearest branch), without the
+workspaces of cuBLAS; what a cache saves is not known. Seconds of compiling are this machine's, without autotuning, which a
+card does beside it.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Where data are: in a file, in a folder, or in a data set by name. What a path or name stands for is decided here, once.
 
 `ir_datasets:ID`, `tfds:NAME/CONFIG:VERSION[split]`, `hf:OWNER/NAME/CONFIG[split]` and `files:PATH[columns]` are names: a
-collection with corpus, queries and judgements stands for a BEIR folder, a single table for a file of JSON lines. NAME#PART is one part of a
-collection: #corpus, #queries, #qrels/test, #examples.
+collection with corpus, queries and judgements stands for a BEIR folder, a single table for a file of JSON lines.
+NAME#PART is one part of a collection: #corpus, #queries, #qrels/test, #examples.
 """
 
 import gzip

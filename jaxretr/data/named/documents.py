@@ -29,7 +29,7 @@ _NUMBERS = ("words", "overlap")
 
 
 class Form(NamedTuple):
-    """What stands in the brackets of a name.
+    """The settings in the brackets of a name.
 
     Attributes:
       columns: columns of a table, by "id", "title" and "text".
@@ -107,7 +107,7 @@ def _facts(files: Sequence[Path]) -> list[Any]:
 
 def _passages(documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Row]:
     """Yield the documents, or the passages that they are cut into, which name their document."""
-    from jaxretr.data.sentences import cut
+    from jaxretr.data.sentences import cut  # It imports sentencex, which whole documents do without.
 
     for row in documents():
         # What is no text, or has no id, is the reader's to report.
