@@ -28,6 +28,7 @@ from jaxretr.indexes.bm25.searching import search_bm25 as search_bm25
 from jaxretr.indexes.certified.index import ScannIndex as ScannIndex
 from jaxretr.indexes.exact import ExactIndex as ExactIndex
 from jaxretr.indexes.searching import search as search
+from jaxretr.mining.generated import generate as generate
 from jaxretr.mining.lexical import mine_lexical as mine_lexical
 from jaxretr.mining.mining import mine as mine
 from jaxretr.models.adapter import Adapter as Adapter
@@ -39,6 +40,7 @@ from jaxretr.models.combining import combine as combine
 from jaxretr.models.dual_encoder import DualEncoder as DualEncoder
 from jaxretr.models.pair_scorer import CausalScorer as CausalScorer
 from jaxretr.models.pair_scorer import CrossEncoder as CrossEncoder
+from jaxretr.models.question_generator import QuestionGenerator as QuestionGenerator
 from jaxretr.models.question_scorer import QuestionScorer as QuestionScorer
 from jaxretr.runtime.errors import UserError as UserError
 from jaxretr.training.experiment import configs as configs

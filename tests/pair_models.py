@@ -71,7 +71,7 @@ def make_model(kind: str, folder: Path, *, labels: int = 1, tied: bool = False) 
 
 def _pair_tokenizer(around: list[str], pieces: list[str]) -> Any:
     """Pairs of bytes, as in small_encoders.py, and special tokens around two texts."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     learnt = Tokenizer(models.BPE())
     # As Qwen's: a space goes with the word behind it, a line break with the full stop before it.
@@ -82,6 +82,7 @@ def _pair_tokenizer(around: list[str], pieces: list[str]) -> Any:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+    learnt.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     texts = [*PASSAGES, "yes no?\n.\n why?\n Query Document"] * 3
     learnt.train_from_iterator(

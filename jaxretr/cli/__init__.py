@@ -32,6 +32,7 @@ _OPTIONS = (
     "mine",
     "mine_lexical",
     "mine_scores",
+    "generate",
     "score",
     "combine",
     "tune",

@@ -3,10 +3,8 @@
 import hashlib
 import json
 import logging
-import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +13,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxretr.data.arrays import read_chunk, write_chunk
 from jaxretr.data.pairs import Pair
+from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.encode import note_cut, without_truncation_warnings
 from jaxretr.models.pair_scorer import PairScorer
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.parallel.hosts import agree, wait_for_all
 from jaxretr.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -48,52 +45,20 @@ class Pairs(NamedTuple):
         return cls(count, digest.hexdigest())
 
 
-@dataclass(frozen=True)
-class KeptScores:
-    """The folder in which a call keeps the scores of finished chunks.
+def kept_scores(out: Path, scorer: Scorer, pairs: Pairs, chunk: int, batch_size: int | None) -> KeptChunks:
+    """The folder in which a call that will write `out` keeps the scores of finished chunks; all processes must call this.
 
-    Attributes:
-      folder: the folder, named by everything that decides the scores, so that those of other models or pairs never mix.
+    Raises:
+      UserError: processes have other models, pairs or settings.
     """
-
-    folder: Path
-
-    @classmethod
-    def beside(cls, out: Path, scorer: Scorer, pairs: Pairs, chunk: int, batch_size: int | None) -> "KeptScores":
-        """The folder of a call that will write `out`, next to it; all processes must call this.
-
-        Raises:
-          UserError: processes have other models, pairs or settings.
-        """
-        facts = {
-            "version": _VERSION,
-            "model": scorer.fingerprint(),
-            "pairs": pairs.fingerprint,
-            "size of chunks": chunk,
-            "batch size": batch_size,
-            "number of devices": jax.local_device_count(),
-        }
-        agree("the first chunk", {name: str(value) for name, value in facts.items()})
-        name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        return cls(out.with_name(f"{out.name}.scores-{name}"))
-
-    def read(self, number: int, pairs: int) -> np.ndarray | None:
-        """The scores of a finished chunk, float32 [pairs]; None if it is not there, or not whole."""
-        found = read_chunk(self._path(number), (np.float32, (pairs,)))
-        return None if found is None else found[0]
-
-    def write(self, number: int, scores: np.ndarray) -> None:
-        """Keep the scores of a chunk, float32 [n]."""
-        write_chunk(self._path(number), np.asarray(scores, np.float32))
-
-    def remove(self) -> None:
-        """Remove the folder, after process 0 has written the output; all processes must call this."""
-        wait_for_all("the end of scoring")
-        if not jax.process_index():
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"chunk-{number:06d}.npy"
+    facts = {
+        "version": _VERSION,
+        "model": scorer.fingerprint(),
+        "pairs": pairs.fingerprint,
+        "size of chunks": chunk,
+        "batch size": batch_size,
+    }
+    return KeptChunks.beside(out, "scores", facts)
 
 
 def score_pairs(
@@ -103,7 +68,7 @@ def score_pairs(
     *,
     chunk: int = CHUNK,
     batch_size: int | None = None,
-    kept: KeptScores | None = None,
+    kept: KeptChunks | None = None,
     shown: bool = True,
 ) -> np.ndarray:
     """Score pairs, on all devices of all processes.
@@ -128,8 +93,10 @@ def score_pairs(
     processes, process = jax.process_count(), jax.process_index()
     scores = np.zeros(count, np.float32)
     share = range(process, -(-count // chunk), processes)
-    found = {} if kept is None else {n: kept.read(n, min(chunk, count - n * chunk)) for n in share}
-    found = {number: of_chunk for number, of_chunk in found.items() if of_chunk is not None}
+    found: dict[int, np.ndarray] = {}
+    for number in share if kept else ():
+        if (arrays := kept.read(number, (np.float32, (min(chunk, count - number * chunk),)))) is not None:
+            [found[number]] = arrays
     of_share = sum(min(chunk, count - number * chunk) for number in share)
     cut, began, rest = 0, time.monotonic(), iter(pairs)
     with Progress(of_share, "pair", "scored", shown=shown) as progress, without_truncation_warnings():
@@ -147,7 +114,7 @@ def score_pairs(
                 of_chunk = _scored(scorer, piece, start, batch_size)
                 cut += scorer.truncated if isinstance(scorer, PairScorer) else 0
                 if kept is not None:
-                    kept.write(number, of_chunk)
+                    kept.write(number, np.asarray(of_chunk, np.float32))
                 scores[start : start + len(piece)] = of_chunk
                 progress.advance(len(piece))
     note_cut(cut, progress.done - progress.skipped, "pair")

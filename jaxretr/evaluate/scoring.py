@@ -21,7 +21,8 @@ from jaxretr.data.run_reading import read_run
 from jaxretr.data.runs import Hits, RunFormat, SearchRun
 from jaxretr.data.source import source_of
 from jaxretr.data.text_rows import json_bracket, json_lines
-from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
+from jaxretr.embeddings.kept_chunks import KeptChunks
+from jaxretr.embeddings.pair_scores import CHUNK, Pairs, kept_scores, score_pairs
 from jaxretr.evaluate.reranking import hits_of
 from jaxretr.indexes.reranking import rerank_hits
 from jaxretr.models.any_scorer import Scorer, load_scorer
@@ -63,15 +64,15 @@ class _Call:
         """The file next to which scores are kept; None for a stream, which has no place."""
         return None if open_descriptor(self.out) is not None else self.out
 
-    def score_all(self, pairs: Callable[[], Iterable[Pair]]) -> tuple[np.ndarray, KeptScores | None]:
+    def score_all(self, pairs: Callable[[], Iterable[Pair]]) -> tuple[np.ndarray, KeptChunks | None]:
         """Score all pairs; every bad row is found before the model is loaded."""
         known = Pairs.of(pairs())
         scorer, kept = self.load(), None
         if self.place is not None:
-            kept = KeptScores.beside(self.place, scorer, known, self.chunk, self.batch_size)
+            kept = kept_scores(self.place, scorer, known, self.chunk, self.batch_size)
         return score_pairs(scorer, pairs(), known.count, chunk=self.chunk, batch_size=self.batch_size, kept=kept), kept
 
-    def write(self, kept: KeptScores | None, write: Callable[[Path], object]) -> None:
+    def write(self, kept: KeptChunks | None, write: Callable[[Path], object]) -> None:
         """Write the output in process 0, and remove the scores that were kept until then."""
         if not jax.process_index():
             write(self.out)

@@ -11,7 +11,8 @@ import numpy as np
 from jaxretr.data.pairs import Pair
 from jaxretr.data.questions import Question
 from jaxretr.data.runs import Corpus, Hits, joined, strictly_decreasing
-from jaxretr.embeddings.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
+from jaxretr.embeddings.kept_chunks import KeptChunks
+from jaxretr.embeddings.pair_scores import CHUNK, Pairs, kept_scores, score_pairs
 from jaxretr.models.any_scorer import Scorer, load_scorer
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.hosts import agree
@@ -44,7 +45,7 @@ def rerank_hits(
     chunk: int = CHUNK,
     batch_size: int | None = None,
     out: Path | None = None,
-) -> tuple[list[Hits], KeptScores | None]:
+) -> tuple[list[Hits], KeptChunks | None]:
     """Score the first hits of each question, and order them by these scores.
 
     With several processes, each scores its share; all must call this, and all get all hits.
@@ -85,7 +86,7 @@ def rerank_hits(
     scorer = loaded_scorer(scorer)
     kept = None
     if out is not None:
-        kept = KeptScores.beside(out, scorer, Pairs.of(pairs()), chunk, batch_size)
+        kept = kept_scores(out, scorer, Pairs.of(pairs()), chunk, batch_size)
     elif jax.process_count() > 1:
         agree("re-ranking", {"scorer": scorer.fingerprint(), "pairs": Pairs.of(pairs()).fingerprint})
     began = time.monotonic()

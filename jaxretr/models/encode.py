@@ -110,7 +110,7 @@ class Engine:
         params = as_operands(jax.device_get(tower_params), dtype)
         self.stacked = self.params = replicate(self.mesh, params)
         if costs.unrolled:  # CPUs read both forms where they are: they are views of the same arrays.
-            self.params = replicate(self.mesh, _unrolled(params))
+            self.params = replicate(self.mesh, unrolled(params))
         kernels = kernels_of(params[BACKBONE].get("layers", {}))  # a bag of words has no layers
         self.costs = costs.for_tower(len(kernels[0]) if kernels else 0, sum(kernel.size for kernel in kernels))
         self.batch_tokens = costs.batch_tokens
@@ -391,7 +391,8 @@ def _is_ready(embeddings: jax.Array | np.ndarray) -> bool:
     return isinstance(embeddings, np.ndarray) or embeddings.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _unrolled(params: Params) -> Params:
+def unrolled(params: Params) -> Params:
+    """Return the parameters of a tower with each layer's apart."""
     backbone = params[BACKBONE]
     split = {BACKBONE: {**backbone, "layers": unstack(backbone["layers"])}} if "layers" in backbone else {}
     return {**params, **split, **({"adapter": unstack(params["adapter"])} if "adapter" in params else {})}

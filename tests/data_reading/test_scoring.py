@@ -20,7 +20,7 @@ from jaxretr import cli
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.run_reading import read_run
-from jaxretr.embeddings.pair_scores import KeptScores
+from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UserError
 
@@ -171,28 +171,28 @@ def test_killed_at_ten_points_and_resumed_the_bytes_are_the_same(
     """And no chunk that was finished is scored again."""
     pairs = write_rows(tmp_path / "pairs.jsonl", pair_rows(38))
     jaxretr.score(scorer, pairs, tmp_path / "whole.jsonl", chunk=4)
-    out, write, scored = tmp_path / "out.jsonl", KeptScores.write, []
+    out, write, scored = tmp_path / "out.jsonl", KeptChunks.write, []
 
     for kill in range(10):
 
-        def killed(kept: KeptScores, number: int, scores: np.ndarray, kill: int = kill) -> None:
+        def killed(kept: KeptChunks, number: int, scores: np.ndarray, kill: int = kill) -> None:
             if kill % 2:  # Before its scores are kept, or after.
                 raise Killed
             write(kept, number, scores)
             scored.append(number)
             raise Killed
 
-        monkeypatch.setattr(KeptScores, "write", killed)
+        monkeypatch.setattr(KeptChunks, "write", killed)
         with pytest.raises(Killed):
             jaxretr.score(scorer, pairs, out, chunk=4)
         assert not out.exists()
     assert scored == [0, 1, 2, 3, 4]
 
-    def counted(kept: KeptScores, number: int, scores: np.ndarray) -> None:
+    def counted(kept: KeptChunks, number: int, scores: np.ndarray) -> None:
         scored.append(number)
         write(kept, number, scores)
 
-    monkeypatch.setattr(KeptScores, "write", counted)
+    monkeypatch.setattr(KeptChunks, "write", counted)
     jaxretr.score(scorer, pairs, out, chunk=4)
     assert scored == list(range(10))
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -204,14 +204,14 @@ def test_scores_of_another_model_or_of_other_pairs_never_mix(
 ):
     rows, out = pair_rows(12), tmp_path / "out.jsonl"
     pairs = write_rows(tmp_path / "pairs.jsonl", rows)
-    write = KeptScores.write
+    write = KeptChunks.write
 
-    def interrupted(kept: KeptScores, number: int, scores: np.ndarray) -> None:
+    def interrupted(kept: KeptChunks, number: int, scores: np.ndarray) -> None:
         write(kept, number, scores)
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(KeptScores, "write", interrupted)
+        patch.setattr(KeptChunks, "write", interrupted)
         jaxretr.score(scorer, pairs, out, chunk=4)
     shorter = CrossEncoder.from_pretrained(model, max_length=20)
     jaxretr.score(shorter, pairs, out, chunk=4)
@@ -227,7 +227,7 @@ def test_scores_of_another_model_or_of_other_pairs_never_mix(
 def test_a_damaged_chunk_is_scored_again(scorer: CrossEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pairs, out = write_rows(tmp_path / "pairs.jsonl", pair_rows(12)), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(KeptScores, "remove", lambda kept: None)
+        patch.setattr(KeptChunks, "remove", lambda kept: None)
         jaxretr.score(scorer, pairs, out, chunk=4)
     whole = out.read_bytes()
     chunks = sorted(tmp_path.glob("*.scores-*/chunk-*.npy"))

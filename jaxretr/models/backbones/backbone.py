@@ -66,9 +66,13 @@ def token_states(
     Returns:
       float32 [B, L, D].
     """
+    return bound_backbone(backbone, params, dtype=dtype, adapter=adapter)(tokens, lengths, keys, **options)
+
+
+def bound_backbone(backbone: Backbone, params: Params, *, dtype: Any, adapter: AdapterShape | None = None) -> Encoder:
+    """Return an encoder with these parameters; see `token_states`."""
     stacked = 0 not in params.get("layers", {})
-    encoder = nnx.merge(_graph(backbone, adapter, jnp.dtype(dtype).name, stacked), params)
-    return encoder(tokens, lengths, keys, **options)
+    return nnx.merge(_graph(backbone, adapter, jnp.dtype(dtype).name, stacked), params)
 
 
 @cache

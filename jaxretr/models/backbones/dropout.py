@@ -60,6 +60,9 @@ class Dropout:
         return folded(self.keys, self.calls)
 
 
+NO_DROPOUT = Dropout(None, 0.0)
+
+
 def dropped(x: jax.Array, keys: Any, rate: float) -> jax.Array:
     """Apply dropout to x by the keys of one call of a `Dropout`.
 

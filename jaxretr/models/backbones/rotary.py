@@ -1,5 +1,7 @@
 """Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -7,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
-from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
+from jaxretr.models.backbones.dropout import ATTENTION, NO_DROPOUT, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
+from jaxretr.models.backbones.kept_keys import KeptKeys, attend_kept
 from jaxretr.models.backbones.layers import (
     ACTIVATIONS,
     Dense,
@@ -39,6 +42,10 @@ class Sight(NamedTuple):
     hidden: jax.Array
 
 
+Attends = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, Sight], jax.Array]
+"""Attention: queries [B, L, H, d], keys and values [B, L, G, d], the bias of padding, and the sight -> [B, L, H * d]."""
+
+
 class RotaryLayer(nnx.Module):
     """Self-attention and a gated feed-forward block, each with a residual connection."""
 
@@ -67,6 +74,7 @@ class RotaryLayer(nnx.Module):
         padding: jax.Array,
         keys: jax.Array | None,
         adapter: LayerAdapter | None = None,
+        attends: Attends | None = None,
     ) -> jax.Array:
         """Run one layer.
 
@@ -77,6 +85,7 @@ class RotaryLayer(nnx.Module):
           padding: bias that hides padding keys and other texts, as `hidden_keys` returns it.
           keys: one PRNG key per row [B], which switches dropout on.
           adapter: adapter of this layer.
+          attends: attention to other keys than the row's own; it receives rotated queries and keys.
 
         Returns:
           [B, L, D] of x's type.
@@ -84,14 +93,14 @@ class RotaryLayer(nnx.Module):
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.norm_order == "post":
-            mixed = drop_hidden(self.attention(x, sight, padding, drop_attention, adapter))
+            mixed = drop_hidden(self.attention(x, sight, padding, drop_attention, adapter, attends))
             x = residual(self.attention_norm(added(x, mixed)))
             fed = drop_hidden(self.feed_forward(x, adapter))
             return residual(self.ffn_norm(added(x, fed, beside_feed_forward(adapter, x))))
         normed = self.attention_norm(x)
         if not self.config.first_norm:
             normed = jnp.where(number == 0, x.astype(jnp.float32), normed)
-        mixed = self.attention(normed, sight, padding, drop_attention, adapter)
+        mixed = self.attention(normed, sight, padding, drop_attention, adapter, attends)
         sandwich = self.config.norm_order == "sandwich"
         x = residual(added(x, drop_hidden(self.attention_out_norm(mixed) if sandwich else mixed)))
         normed = self.ffn_norm(x)
@@ -100,7 +109,13 @@ class RotaryLayer(nnx.Module):
         return residual(added(x, drop_hidden(inner), beside_feed_forward(adapter, normed)))
 
     def attention(
-        self, x: jax.Array, sight: Sight, padding: jax.Array, drop: Dropout, adapter: LayerAdapter | None
+        self,
+        x: jax.Array,
+        sight: Sight,
+        padding: jax.Array,
+        drop: Dropout,
+        adapter: LayerAdapter | None,
+        attends: Attends | None = None,
     ) -> jax.Array:
         config, size = self.config, self.config.head_dim
         heads, groups = config.num_attention_heads, config.num_key_value_heads
@@ -117,10 +132,16 @@ class RotaryLayer(nnx.Module):
             rotate(scaled(q.astype(jnp.float32), scale), sight.cos, sight.sin),
             rotate(k.astype(jnp.float32), sight.cos, sight.sin),
         )
-        if heads != groups:
-            k, v = (jnp.repeat(part, heads // groups, axis=2) for part in (k, v))
-        mixed = attend(q, k, v, padding + sight.hidden, self.dtype, drop)
-        return self.dense("attention_out", mixed, adapter)
+        attends = attends or partial(self.attend_to_row, drop=drop)
+        return self.dense("attention_out", attends(q, k, v, padding, sight), adapter)
+
+    def attend_to_row(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, padding: jax.Array, sight: Sight, *, drop: Dropout = NO_DROPOUT
+    ) -> jax.Array:
+        """Attend from queries [B, L, H, d] to the keys and values [B, L, G, d] of the same row -> [B, L, H * d]."""
+        if q.shape[2] != k.shape[2]:
+            k, v = (jnp.repeat(part, q.shape[2] // k.shape[2], axis=2) for part in (k, v))
+        return attend(q, k, v, padding + sight.hidden, self.dtype, drop)
 
     def feed_forward(self, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
         if self.config.fused:
@@ -163,29 +184,107 @@ class RotaryEncoder(Encoder):
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def applied(self, lengths: jax.Array, length: int) -> Any:
-        config = self.config
-        padding, kinds = hidden_keys(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
-        sights = {local: _sight(config, lengths, length, local=local) for local in sorted(set(kinds))}
+        padding, kinds = hidden_keys(lengths, length), self.kinds
+        sights = {local: _sight(self.config, lengths, length, local=local) for local in sorted(set(kinds))}
 
-        def apply(pair: Any, x: jax.Array, keys: jax.Array | None, number: Any) -> jax.Array:
+        def apply(
+            pair: Any, x: jax.Array, keys: jax.Array | None, number: Any, attends: Attends | None = None
+        ) -> jax.Array:
             if len(sights) == 1 or isinstance(number, int):
                 sight = sights[kinds[number if len(sights) > 1 else 0]]
             else:
                 local = jnp.asarray(kinds)[number]
                 sight = jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
-            return pair[0](x, number, sight, padding, keys, *pair[1:])
+            return pair[0](x, number, sight, padding, keys, *pair[1:], attends=attends)
 
         return apply
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether each layer is local."""
+        return self.config.local_layers or (False,) * self.config.num_hidden_layers
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
         return x.astype(jnp.float32) if self.config.norm_order == "post" else self.norm(x)
 
+    # ---- one token after another, by a decoder whose layers are apart ------------------------------------------------
+
+    def begin(self, tokens: jax.Array, lengths: jax.Array, room: int) -> tuple[jax.Array, list[KeptKeys]]:
+        """Read prompts.
+
+        Args:
+          tokens: token ids, any integer type [B, L], padded on the right.
+          lengths: number of real tokens of each row, int32 [B].
+          room: number of tokens that may follow.
+
+        Returns:
+          The state of each token, float32 [B, L, D], and each layer's keys and values, of M = L + room places.
+        """
+        kept: list[KeptKeys] = []
+        apply, x = self.applied(lengths, tokens.shape[1]), self._first_states(tokens, lengths)
+        for number, layer in enumerate(self._layers_apart):
+
+            def attends(q: Any, k: Any, v: Any, *sight: Any, layer: RotaryLayer = layer) -> jax.Array:
+                kept.append(KeptKeys.of(k, v, room, layer.dtype))
+                return layer.attend_to_row(q, k, v, *sight)
+
+            x = apply((layer,), x, None, number, attends)
+        return self.finished(x, NO_DROPOUT), kept
+
+    def follow(
+        self, tokens: jax.Array, lengths: jax.Array, number: jax.Array, kept: list[KeptKeys]
+    ) -> tuple[jax.Array, list[KeptKeys]]:
+        """Read the next token of each row.
+
+        Args:
+          tokens: token ids, int32 [B].
+          lengths: lengths of the prompts, int32 [B].
+          number: number of tokens between the prompts and these, int32.
+          kept: each layer's keys and values; place L + t is token t after the prompt, whatever the prompt's length.
+
+        Returns:
+          The states of these tokens, float32 [B, D], and `kept` with them.
+        """
+        prompt = kept[0].prompt
+        slots, place = jnp.arange(kept[0].keys.shape[2]), lengths[:, None] + number  # [M], [B, 1]
+        key_places = jnp.where(slots < prompt, slots, lengths[:, None] + slots - prompt)  # [B, M]
+        unread = (slots >= lengths[:, None]) & (slots < prompt) | (slots > prompt + number)
+        sights = {}
+        for local in sorted(set(self.kinds)):
+            hidden = unread | (place - key_places > self.config.window) if local else unread
+            angles = _angles(self.config, place, local=local)
+            sights[local] = Sight(jnp.cos(angles), jnp.sin(angles), jnp.where(hidden, -1e9, 0.0))
+        x, kept = self._first_states(tokens[:, None], lengths), list(kept)
+        for n, layer in enumerate(self._layers_apart):
+
+            def attends(
+                q: Any, k: Any, v: Any, _: Any, sight: Sight, n: int = n, layer: RotaryLayer = layer
+            ) -> jax.Array:
+                kept[n] = kept[n].with_token(k, v, prompt + number)
+                return attend_kept(q, kept[n], sight.hidden[:, None, None], layer.dtype)
+
+            x = layer(x, n, sights[self.kinds[n]], jnp.zeros(()), None, attends=attends)
+        return self.finished(x, NO_DROPOUT)[:, 0], kept
+
+    @property
+    def _layers_apart(self) -> list[RotaryLayer]:
+        assert isinstance(self.layers, nnx.List)
+        return list(self.layers)
+
+    def _first_states(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        return residual(self.embedded(self.word_embedding(tokens.astype(jnp.int32)), tokens, lengths, None))
+
+
+def _angles(config: RotaryConfig, places: jax.Array, *, local: bool) -> jax.Array:
+    """Return the angles of rotation at places [...] in global or local layers, float32 [..., d / 2]."""
+    theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
+    turns = jnp.asarray(rotary_frequencies(config.head_dim, theta, scaling), jnp.float32)
+    return places[..., None].astype(jnp.float32) * turns
+
 
 def _sight(config: RotaryConfig, lengths: jax.Array, length: int, *, local: bool = False) -> Sight:
     """Return the positions and mask of the global or the local layers, for rows of `length` tokens."""
-    theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
-    turns = jnp.asarray(rotary_frequencies(config.head_dim, theta, scaling), jnp.float32)
-    angles = token_places(lengths, length)[..., None].astype(jnp.float32) * turns
+    angles = _angles(config, token_places(lengths, length), local=local)
     place = jnp.arange(length)
     distance = place[:, None] - place[None, :]  # key - query
     hidden = distance > (0 if config.causal else length)

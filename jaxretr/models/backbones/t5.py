@@ -9,8 +9,9 @@ from flax import nnx
 
 from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, beside_feed_forward
 from jaxretr.models.backbones.attention_kernels import KeyBias
-from jaxretr.models.backbones.dropout import Dropout
-from jaxretr.models.backbones.layer_stacks import map_layers, scan_layers, stack_layers
+from jaxretr.models.backbones.dropout import NO_DROPOUT, Dropout
+from jaxretr.models.backbones.kept_keys import KeptKeys, attend_kept
+from jaxretr.models.backbones.layer_stacks import make_layers, map_layers, scan_layers
 from jaxretr.models.backbones.layers import (
     ACTIVATIONS,
     Dense,
@@ -23,11 +24,9 @@ from jaxretr.models.backbones.layers import (
     residual,
 )
 from jaxretr.models.backbones.packed_rows import hidden_keys
-from jaxretr.models.backbones.positions import relative_bias
+from jaxretr.models.backbones.positions import relative_bias, relative_bucket
 from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
-
-NO_DROPOUT = Dropout(None, 0.0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,10 @@ class T5Attention(nnx.Module):
         """Attend from x [B, L, D] to keys and values [B, M, H, d]; bias broadcastable to [B, H, M, L]."""
         q = self._heads(adapted(self.query, "query", x, adapter))
         return adapted(self.out, "attention_out", attend(q, k, v, bias, self.dtype, drop), adapter)
+
+    def attend_to_kept(self, x: jax.Array, kept: KeptKeys, bias: jax.Array) -> jax.Array:
+        """Attend from x [B, 1, D] to kept keys; bias broadcastable to [B, H, 1, M]."""
+        return self.out(attend_kept(self._heads(self.query(x)), kept, bias, self.dtype))
 
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], self.heads, -1)
@@ -181,6 +184,17 @@ class T5DecoderLayer(nnx.Module):
         x = x + self.cross.attend_to(self.cross_norm(x), k, v, memory_bias)
         return x + self.ffn(self.ffn_norm(x))
 
+    def follow(
+        self, x: jax.Array, number: jax.Array, own: KeptKeys, bias: jax.Array, read: KeptKeys, read_bias: jax.Array
+    ) -> tuple[jax.Array, KeptKeys]:
+        """Attend from token `number` of each target, x [B, 1, D], to the tokens before it, `own`, and to the passage,
+        `read`; returns `own` with it too."""
+        normed = self.attention_norm(x)
+        own = own.with_token(*self.attention.keys_and_values(normed), number)
+        x = x + self.attention.attend_to_kept(normed, own, bias)
+        x = x + self.cross.attend_to_kept(self.cross_norm(x), read, read_bias)
+        return x + self.ffn(self.ffn_norm(x)), own
+
 
 @jax.tree_util.register_dataclass
 @dataclass
@@ -195,21 +209,25 @@ class PassagesRead:
 
 
 class T5Model(nnx.Module):
-    """Encoder, decoder and output layer; used to score given targets, so there is no generation here."""
+    """Encoder, decoder and output layer: they score given targets, or generate them token by token."""
 
-    def __init__(self, config: T5Config, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, *, dtype: Any = jnp.float32, stacked: bool = True, rngs: nnx.Rngs):
+        """Create a model; `stacked=False` keeps the layers apart, as `follow` needs them."""
         size, factor = config.d_model, config.initializer_factor
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         self.embedding = Embedding(config.vocab_size, size, std=factor, rngs=rngs)
         self.encoder_positions = Embedding(buckets, heads, std=factor * size**-0.5, rngs=rngs)
         self.decoder_positions = Embedding(buckets, heads, std=factor * size**-0.5, rngs=rngs)
-        self.encoder = stack_layers(
-            lambda rngs: T5EncoderLayer(config, dtype=dtype, rngs=rngs), config.num_layers, rngs
-        )
+
+        def encoder_layer(rngs: nnx.Rngs) -> T5EncoderLayer:
+            return T5EncoderLayer(config, dtype=dtype, rngs=rngs)
+
+        def decoder_layer(rngs: nnx.Rngs) -> T5DecoderLayer:
+            return T5DecoderLayer(config, dtype=dtype, rngs=rngs)
+
+        self.encoder = make_layers(encoder_layer, config.num_layers, stacked=stacked, rngs=rngs)
         self.encoder_norm = RMSNorm(size, config.layer_norm_epsilon)
-        self.decoder = stack_layers(
-            lambda rngs: T5DecoderLayer(config, dtype=dtype, rngs=rngs), config.num_decoder_layers, rngs
-        )
+        self.decoder = make_layers(decoder_layer, config.num_decoder_layers, stacked=stacked, rngs=rngs)
         self.decoder_norm = RMSNorm(size, config.layer_norm_epsilon)
         if not config.tie_word_embeddings:
             self.output = Dense(
@@ -280,6 +298,37 @@ class T5Model(nnx.Module):
         memory_bias = hidden_keys(chosen(read.lengths), longest)
         x = scan_layers(self.decoder, self.embedding(shifted), apply, None)
         return self.decoder_norm(x)
+
+    def follow(
+        self,
+        tokens: jax.Array,
+        number: jax.Array,
+        kept: list[KeptKeys],
+        read: list[KeptKeys],
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, list[KeptKeys]]:
+        """Read the next token of each target; the layers are apart.
+
+        Args:
+          tokens: ids of the tokens, int32 [B]; number 0 is the start token.
+          number: number of these tokens in their targets, int32.
+          kept: each layer's keys and values of the targets.
+          read: each layer's keys and values of the passages.
+          lengths: number of real positions of each passage, int32 [B].
+
+        Returns:
+          The states from which the tokens after these are predicted, float32 [B, D], and `kept` with these.
+        """
+        config, slots = self.config, jnp.arange(kept[0].places)
+        buckets, furthest = config.relative_attention_num_buckets, config.relative_attention_max_distance
+        bias = self.decoder_positions(relative_bucket(slots - number, buckets, furthest, bidirectional=False))  # [T, H]
+        bias = bias.T[None, :, None] + jnp.where(slots > number, -1e9, 0.0)  # [1, H, 1, T]
+        read_bias = jnp.where(jnp.arange(read[0].places) < lengths[:, None], 0.0, -1e9)[:, None, None]
+        assert isinstance(self.decoder, nnx.List)
+        x, kept = self.embedding(tokens[:, None]), list(kept)
+        for n, layer in enumerate(self.decoder):
+            x, kept[n] = layer.follow(x, number, kept[n], bias, read[n], read_bias)
+        return self.decoder_norm(x)[:, 0], kept
 
     def logits(self, states: jax.Array) -> jax.Array:
         """Return vocabulary scores of decoder states: [B, T, D] -> float32 [B, T, V]."""

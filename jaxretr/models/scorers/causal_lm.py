@@ -61,12 +61,16 @@ def question_likelihood(
         # Only at the places whose next token is the question's: the vocabulary is most of the work.
         place = seconds[:, None] + jnp.arange(config.max_question_length)  # [n, T]
         before = jnp.clip(place - 1, 0, tokens.shape[1] - 1)
-        states = jnp.take_along_axis(states, before[..., None], axis=1).astype(dtype)
-        if config.tied:
-            table = params[BACKBONE]["word_embedding"]["table"].astype(dtype)
-            logits = jnp.einsum("ntd,vd->ntv", states, table, preferred_element_type=jnp.float32)
-        else:
-            kernel = params[LM_HEAD]["kernel"].astype(dtype)
-            logits = jnp.einsum("ntd,dv->ntv", states, kernel, preferred_element_type=jnp.float32)
+        logits = next_logits(config, params, jnp.take_along_axis(states, before[..., None], axis=1), dtype=dtype)
     targets = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
     return mean_log_prob(chosen_log_probs(logits, targets), lengths - seconds)
+
+
+def next_logits(config: CausalLmConfig, params: Params, states: jax.Array, *, dtype: Any) -> jax.Array:
+    """Return the vocabulary's scores for the token after each state: [n, T, D] -> float32 [n, T, V]."""
+    states = states.astype(dtype)
+    if config.tied:
+        table = params[BACKBONE]["word_embedding"]["table"].astype(dtype)
+        return jnp.einsum("ntd,vd->ntv", states, table, preferred_element_type=jnp.float32)
+    kernel = params[LM_HEAD]["kernel"].astype(dtype)
+    return jnp.einsum("ntd,dv->ntv", states, kernel, preferred_element_type=jnp.float32)

@@ -54,20 +54,28 @@ def of_answers(tokenizer: Any, max_length: int, instruction: str | None) -> Pair
     if rendered is None:
         rendered = _YES_NO.format(instruction or _INSTRUCTION, *_MARKS)
     before, rest = rendered.split(_MARKS[0])
-    middle, after = rest.split(_MARKS[1])
-    # Tokenizers join a space to the next word, and a line break to the preceding full stop, so that both belong to the
-    # text that is tokenised with them.
     before, question_lead = _cut_right(before)
-    middle, passage_lead = _cut_right(middle)
-    head = after[: len(after) - len(after.lstrip())]
+    middle, passage_form, after = split_around(rest, _MARKS[1])
     frame = PairFrame(
         before=tuple(_ids(tokenizer, before)),
         between=(),
-        after=tuple(_ids(tokenizer, after[len(head) :])),
+        after=tuple(_ids(tokenizer, after)),
         max_length=max_length,
         cut="passage",
     )
-    return PairTexts(frame, f"{question_lead}{{}}{middle}", f"{passage_lead}{{}}{head}")
+    return PairTexts(frame, f"{question_lead}{{}}{middle}", passage_form)
+
+
+def split_around(text: str, mark: str) -> tuple[str, str, str]:
+    """Split a text around the place of a passage: the text before it, the form of `bare_passage`, and the text after it.
+
+    Tokenizers join a space to the next word, and a line break to the preceding full stop, so that both belong to the
+    text that is tokenised with them.
+    """
+    before, after = text.split(mark)
+    before, lead = _cut_right(before)
+    head = after[: len(after) - len(after.lstrip("\r\n"))]
+    return before, f"{lead}{{}}{head}", after[len(head) :]
 
 
 def has_pair_template(tokenizer: Any) -> bool:

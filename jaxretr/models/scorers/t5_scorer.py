@@ -54,9 +54,9 @@ def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tu
     return spliced.tokens, spliced.lengths
 
 
-def graph(config: T5Config, dtype: Any) -> Any:
+def graph(config: T5Config, dtype: Any, *, stacked: bool = True) -> Any:
     """Return the scorer's NNX graph; `nnx.merge(graph, params)` is the model."""
-    return define(lambda rngs: T5Model(config, dtype=dtype, rngs=rngs))[0]
+    return define(lambda rngs: T5Model(config, dtype=dtype, stacked=stacked, rngs=rngs))[0]
 
 
 def mean_log_prob(log_probs: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -1,0 +1,172 @@
+"""`jaxretr generate`: resumed and shared by processes with the same bytes, and its filters."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+import tiny
+from command_errors import the_error
+from pair_models import make_model
+
+import jaxretr
+from jaxretr.cli import main
+from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.readers import read_corpus
+from jaxretr.embeddings.kept_chunks import KeptChunks
+from jaxretr.mining import generated
+from jaxretr.models.question_generator import Draw, QuestionGenerator
+from jaxretr.runtime.errors import UserError
+
+CORPUS = tiny.DATA / "corpus.jsonl"
+# A random model ends a text by chance: in many tokens, all about equally likely.
+SETTINGS: dict[str, Any] = {
+    "template": "upr",
+    "max_length": 64,
+    "max_new_tokens": 100,
+    "temperature": 3.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_words": 1,
+    "dtype": "float32",
+    "chunk": 6,
+}
+
+
+class Killed(Exception):
+    """Stands for a kill between two instructions."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("qwen3_lm", tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    jaxretr.generate(folder, corpus=CORPUS, out=out, **SETTINGS)
+    return out
+
+
+def test_a_call_killed_at_every_chunk_writes_the_same_bytes(
+    folder: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    generator = QuestionGenerator.from_pretrained(folder, template="upr", max_length=64, dtype="float32")
+    out, write, written = tmp_path / "out.jsonl", KeptChunks.write, []
+
+    def killed(kept: KeptChunks, number: int, *arrays: np.ndarray) -> None:
+        write(kept, number, *arrays)
+        written.append(number)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptChunks, "write", killed)
+        for _ in range(4):
+            with pytest.raises(Killed):
+                jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+            assert not out.exists()
+    assert written == [0, 1, 2, 3]
+    jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+    assert out.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.made_of.json"]
+    # Another seed begins anew, and says other things.
+    jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS, seed=1)
+    assert out.read_bytes() != whole.read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(folder: Path, tmp_path: Path):
+    words = ["-m", "jaxretr", "generate", str(folder), "--corpus", str(CORPUS), "--compute", "float32"]
+    for name, value in SETTINGS.items():
+        words += [] if name == "dtype" else [f"--{name.replace('_', '-')}", str(value)]
+    processes.finish(processes.start([*words, "--out", str(tmp_path / "one")], 1, 1))
+    outputs = processes.finish(processes.start([*words, "--out", str(tmp_path / "two")], 2, 1))
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
+    assert ["generated questions" in stdout for stdout, _ in outputs] == [True, False]
+
+
+def test_the_file_is_a_training_set_for_the_corpus(whole: Path):
+    """Which `mine` and `train` read: each question has its passage as the positive."""
+    rows = [json.loads(line) for line in whole.read_text().splitlines()]
+    ids = read_corpus(CORPUS).ids
+    assert len(rows) > 3
+    for row in rows:
+        [positive] = row["positive_document_ids"]
+        assert positive in ids
+        assert row["query_id"] == f"{positive}-q0"
+        assert row["positive_scores"][0] < 0
+    assert len(jaxretr.mine(whole, corpus=CORPUS, negatives=2, answers=None)) == len(rows)
+
+
+# ---- filters -------------------------------------------------------------------------------------------------------------
+
+PASSAGES = Corpus.from_passages(
+    [
+        Passage("a", "The Honey Bee", "Bees keep their hive at 35 degrees and dance."),
+        Passage("b", "Copper", "Roofs of copper turn green."),
+        Passage("c", "", "The treaty was signed in Tordesillas."),
+    ]
+)
+DRAWS = [
+    [Draw("how warm is a hive of bees?", -0.5, True), Draw("the honey bee", -0.1, True), Draw("bees", -0.1, True)],
+    [Draw("why do copper roofs turn green", -0.7, True), Draw("How warm is a hive, of bees", -0.2, True)],
+    [Draw("where was the treaty signed and", -0.4, False), Draw("which dance do bees know", -0.9, True)],
+]
+
+
+def filtered(**settings: Any) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    wanted = {"min_words": 3, "best_share": 1.0, "round_trip": None, "retriever": "bm25", **settings}
+    found = generated._filtered(Path("out"), DRAWS, np.arange(3), PASSAGES, **wanted)
+    return [(example.positives[0].id or "", example.question) for example in found.examples], found.dropped
+
+
+def test_each_filter_drops_what_it_names(caplog: pytest.LogCaptureFixture):
+    bees, copper, dance = ("a", DRAWS[0][0].text), ("b", DRAWS[1][0].text), ("c", DRAWS[2][1].text)
+    with caplog.at_level(logging.INFO, "jaxretr"):
+        kept, dropped = filtered()
+    assert kept == [bees, copper, dance]
+    assert dropped == {**dict.fromkeys(generated.DROPPED, 0), "unfinished": 1, "title": 1, "short": 1, "duplicate": 1}
+    assert "dropped 1 questions that repeat the passage's title (title)" in caplog.messages
+    kept, dropped = filtered(round_trip=1)
+    assert (kept, dropped["round_trip"]) == ([bees, copper], 1), "the bees' passage is found for the dance"
+    kept, dropped = filtered(best_share=0.34)
+    assert (kept, dropped["likelihood"]) == ([bees], 2)
+    with pytest.raises(UserError, match="none of the 7 generated questions passes the filters"):
+        filtered(min_words=9)
+
+
+def test_a_model_finds_the_passages_of_the_round_trip(folder: Path, tiny_models: Path, tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+    settings = SETTINGS | {"round_trip": 10, "retriever": tiny_models / "encoder"}
+    found = jaxretr.generate(folder, corpus=CORPUS, out=out, **settings)
+    assert found.dropped["round_trip"] > 0
+    model, corpus = jaxretr.load_encoder(tiny_models / "encoder"), read_corpus(CORPUS)
+    index = jaxretr.ExactIndex(model.encode_passages([corpus[row] for row in range(len(corpus))]), corpus.ids)
+    _, hits = index.search(model.encode_queries([each.question for each in found.examples]), 10)
+    assert all(each.positives[0].id in of_one for each, of_one in zip(found.examples, hits, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--temperature", "0", "--per-passage", "2"], "all questions about a passage are equal; raise it"),
+        (["--top-p", "0"], "--top-p 0.0: give a number above 0, up to 1 for all tokens"),
+        (["--best-share", "2"], "--best-share 2.0: give a number above 0"),
+        (["--template", "chat"], "--template chat: "),
+        (["--max-length", "12"], "--max-length 12: the template takes"),
+        (["--max-length", "4096"], "but the model has 128 positions; lower it"),
+        (["--format", "tevatron3"], "did you mean 'tevatron'"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    words: Sequence[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = str(tmp_path / "out.jsonl")
+    assert main(["generate", str(folder), "--corpus", str(CORPUS), "--out", out, "--compute", "float32", *words]) != 0
+    assert message in the_error(capsys)
+    assert not list(tmp_path.iterdir())
