@@ -6,6 +6,7 @@ from jaxretr.data.tfds_builder import build_data as build_data
 from jaxretr.data.typos import TypoGenerator as TypoGenerator
 from jaxretr.data.typos.writing import write_typos as write_typos
 from jaxretr.data.validation import validate_data as validate_data
+from jaxretr.document_adaptation import adapt_to_documents as adapt_to_documents
 from jaxretr.embeddings.embedding_store import EmbeddingStore as EmbeddingStore
 from jaxretr.embeddings.encoding import encode as encode
 from jaxretr.embeddings.inspection import inspect_data as inspect_data

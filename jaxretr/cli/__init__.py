@@ -39,6 +39,7 @@ _OPTIONS = (
     "fuse",
     "assemble",
     "adapt",
+    "adapt_documents",
     "typos",
     "export",
     "update",
@@ -49,9 +50,9 @@ _OPTIONS = (
     "debug_replay",
 )
 # Commands that have actions, and that also do something without one.
-_WITHOUT_ACTION = ("mine", "serve")
+_WITHOUT_ACTION = ("adapt", "mine", "serve")
 # Commands where the next word may be an action or an argument.
-_TAKES_A_WORD = ("serve",)
+_TAKES_A_WORD = ("adapt", "serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -94,9 +94,10 @@ def score_pairs(
     scores = np.zeros(count, np.float32)
     share = range(process, -(-count // chunk), processes)
     found: dict[int, np.ndarray] = {}
-    for number in share if kept else ():
-        if (arrays := kept.read(number, (np.float32, (min(chunk, count - number * chunk),)))) is not None:
-            [found[number]] = arrays
+    if kept is not None:
+        for number in share:
+            if (arrays := kept.read(number, (np.float32, (min(chunk, count - number * chunk),)))) is not None:
+                [found[number]] = arrays
     of_share = sum(min(chunk, count - number * chunk) for number in share)
     cut, began, rest = 0, time.monotonic(), iter(pairs)
     with Progress(of_share, "pair", "scored", shown=shown) as progress, without_truncation_warnings():

@@ -1,0 +1,444 @@
+"""`jaxretr.adapt_to_documents`: a model for one's own documents, from them alone: generated questions, mined negatives,
+training, and a comparison (GPL, Wang et al. 2022, arXiv 2112.07577; InPars)."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.config import (
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveData,
+    Distillation,
+    EncodeDtype,
+    Encoder,
+    Negatives,
+    Optimizer,
+    Train,
+)
+from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.formats.examples import Example
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.formats.writing import write_examples
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import BeirSet, beir_splits, read_beir, read_qrels, read_questions
+from jaxretr.data.source import source_of
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.embeddings.encoding import encode
+from jaxretr.evaluate.evaluating import BM25, evaluate_model
+from jaxretr.evaluate.report import Report
+from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.mining.generated import generate
+from jaxretr.mining.mining import mine
+from jaxretr.models.any_scorer import load_scorer
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.hf_files import resolve
+from jaxretr.models.question_generator import QuestionGenerator
+from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.storage.files import atomic_write, write_json
+from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.training.loop import train
+from jaxretr.training.metrics_log import read_metrics
+
+log = logging.getLogger(__name__)
+
+Path_ = str | Path
+
+METRICS = ("ndcg@10", "mrr@10", "recall@20")
+
+_COMMAND, _QUESTIONS, _HELD_OUT = "command.json", "generated.jsonl", "held_out"
+_TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl"
+
+# Passages whose questions choose the checkpoint, and are compared on where the user has none: at most a tenth.
+_MOST_HELD_OUT = 200
+
+# Candidates for negatives of each question; how many of them are kept; and how many a step weighs by the scorer's scores.
+_DEPTH, _KEPT, _SCORED = 50, 10, 7
+
+# A negative is at most this share less similar to the question than its passage (NV-Retriever, arXiv 2407.15831).
+_MARGIN = 0.05
+
+# The constant of reciprocal ranks (Cormack et al. 2009).
+_RANKS = 60
+
+
+@dataclass(frozen=True)
+class AdaptedToDocuments:
+    """A model that was adapted to documents.
+
+    Attributes:
+      folder: contains generated.jsonl (the questions), run/ (the training), model/, embeddings/ and report.json.
+      model: the adapted model.
+      store: the documents, encoded with it.
+      comparison: metrics of the adapted model, the one before, and BM25, with paired tests.
+      report: numbers of questions, times, and the metrics.
+    """
+
+    folder: Path
+    model: DualEncoder
+    store: EmbeddingStore
+    comparison: Report
+    report: Mapping[str, Any]
+
+    def table(self) -> str:
+        """Return the report as text for people."""
+        report, seconds = self.report, self.report["seconds"]
+        minutes = ", ".join(f"{name} {each / 60:.1f}" for name, each in seconds.items())
+        lines = [
+            self.comparison.table(),
+            f"on {report['compared_on']}",
+            f"{report['questions']} questions about {report['passages_asked']} of {report['passages']} passages; minutes: "
+            f"{minutes}",
+        ]
+        if report["best_step"] == 0:
+            lines.append(
+                "no step was better than the start on the held-out generated questions: the model is what it was; try a "
+                "larger generator, a scorer, or more passages"
+            )
+        return "\n".join([*lines, f"model: {self.folder / 'model'}, its corpus: {self.folder / 'embeddings'}"])
+
+
+def adapt_to_documents(
+    documents: Path_,
+    *,
+    model: Path_,
+    generator: QuestionGenerator | Path_,
+    out: Path_,
+    scorer: Path_ | None = None,
+    passages: int | None = None,
+    per_passage: int = 2,
+    template: str = "auto",
+    prompt_length: int | None = None,
+    round_trip: int = 20,
+    steps: int | None = None,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    learning_rate: float = 2e-5,
+    teacher_temperature: float = 0.2,
+    seed: int = 0,
+    queries: Path_ | None = None,
+    qrels: Path_ | None = None,
+    split: str = "test",
+    dtype: EncodeDtype = "auto",
+) -> AdaptedToDocuments:
+    """Adapt a model to documents without questions or judgements; an interrupted call resumes.
+
+    A language model writes questions about the passages. BM25 and the model find each question's hard negatives. The model
+    is trained to tell the question's passage from these and from those of other questions; with a scorer, to weigh a
+    question's passages as the scorer does. The best checkpoint by generated questions about other passages is kept.
+
+    Args:
+      documents: the passages, as for `jaxretr.encode`: a corpus file, a BEIR folder, or files:FOLDER for texts, tables and
+        pages as they are. A BEIR folder with judgements of `split` also gives the questions to compare on.
+      model: the model to adapt: a run directory, folder or hub name.
+      generator: a causal language model or a T5 that writes the questions: a folder or hub name. Or a loaded one.
+      out: folder for generated.jsonl, run/, model/, embeddings/ and report.json.
+      scorer: a cross-encoder, causal language model or T5 (the generator, too) whose scores of the passages are distilled
+        (listwise KL divergence); None: the generated pairs alone are learnt from.
+      passages: draw at most this many passages to ask about, evenly.
+      per_passage: questions about each of them.
+      template: prompt of the generator, see `jaxretr.generate`.
+      prompt_length: tokens of the generator's prompt; by default 512, or its positions if there are fewer.
+      round_trip: train only with questions for which BM25 finds their passage among the first so many; 0: with all.
+      steps: training steps; by default one pass over the questions.
+      batch_size: questions of a step.
+      max_length: tokens of a passage in training; by default the model's own.
+      learning_rate: highest learning rate.
+      teacher_temperature: divisor of the scorer's scores.
+      seed: seed of the generation and the training.
+      queries: questions to compare on, instead of generated ones.
+      qrels: judgements of `queries`.
+      split: split of the BEIR folder's judgements to compare on.
+      dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+
+    Raises:
+      UserError: bad input, a model that cannot be used, or too few questions pass the filters.
+      UsageError: `queries` without `qrels`, or the reverse; or a setting out of its range.
+    """
+    at_least(0, round_trip=round_trip)
+    at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size, max_length=max_length)
+    if (queries is None) != (qrels is None):
+        raise UsageError("queries= and qrels= go together; give both, or neither")
+    check_finished(model)
+    dtype = fastest_dtype() if dtype == "auto" else dtype
+    out = Path(out).expanduser()
+    corpus = read_corpus(documents)
+    own = _own_questions(documents, corpus, queries, qrels, split)
+    _begin(
+        out,
+        {
+            "documents": corpus.fingerprint(),
+            **{name: str(value) for name, value in {"model": model, "generator": generator, "scorer": scorer}.items()},
+            "settings": [passages, per_passage, template, prompt_length, round_trip, steps, batch_size, max_length],
+            "training": [learning_rate, teacher_temperature, seed, dtype],
+        },
+    )
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any], made: Path | None = None) -> Any:
+        """Do one part of the work, if its file is not there, and note its time."""
+        if made is not None and made.is_file():
+            log.info("%s: is there already", made)
+            return None
+        started = time.monotonic()
+        result = work()
+        seconds[name] = round(time.monotonic() - started, 1)
+        return result
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+    timed(
+        "generating",
+        lambda: generate(
+            generator,
+            corpus=corpus,
+            out=out / _QUESTIONS,
+            per_passage=per_passage,
+            limit=passages,
+            template=template,
+            max_length=prompt_length,
+            round_trip=round_trip or None,
+            seed=seed,
+            dtype=dtype,
+        ),
+        out / _QUESTIONS,
+    )
+    examples = list(read_examples(out / _QUESTIONS, format="tevatron2"))
+    learnt, held_out = _divided(examples, out / _QUESTIONS)
+
+    # ---- negatives ---------------------------------------------------------------------------------------------------
+    before = DualEncoder.from_pretrained(model, dtype=dtype)
+    timed("mining", lambda: _mine(out, learnt, corpus, before, scorer, dtype), out / _MINED)
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+    judged = out / _HELD_OUT
+    _write_judged(judged, held_out)
+    steps = steps or -(-len(learnt) // batch_size)
+    every = -(-steps // 3)
+    course = Train(
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        log_every=max(1, steps // 40),
+        eval_every=every,
+        save_every=every,
+        best_metric="mrr@10",
+    )
+    config = _config(
+        before,
+        out,
+        str(source_of(documents).absolute()),
+        course,
+        scored=scorer is not None,
+        length=max_length,
+        rate=learning_rate,
+        temperature=teacher_temperature,
+    )
+    timed("training", lambda: train(config, out / "run"))
+    after = DualEncoder.from_pretrained(out / "run", dtype=dtype)
+    after.save(out / "model")
+    best = max(
+        (line for line in read_metrics(out / "run") if config.train.best_metric in line),
+        key=lambda line: line[config.train.best_metric],
+    )
+    store = timed("encoding", lambda: encode(after, corpus=corpus, out=out / "embeddings", model=str(out / "model")))
+
+    # ---- before and after --------------------------------------------------------------------------------------------
+    compared = own or BeirSet(corpus, *_judged(held_out))
+    on = (
+        f"{len(compared.questions)} questions with judgements"
+        if own
+        else f"{len(compared.questions)} generated questions about passages that were not trained on. They flatter: the "
+        "questions of people are different ones"
+    )
+    comparison = evaluate_model(
+        DualEncoder.from_pretrained(out / "model", dtype=dtype),
+        beir=compared,
+        baselines=[model, BM25],
+        metrics=METRICS,
+        dtype=dtype,
+    )
+    report = {
+        "model": str(model),
+        "generator": str(generator),
+        "scorer": None if scorer is None else str(scorer),
+        "passages": len(corpus),
+        "passages_asked": min(passages or len(corpus), len(corpus)),
+        "questions": len(examples),
+        "best_step": int(best["step"]),
+        "steps": config.train.steps,
+        "seconds": seconds,
+        "compared_on": on,
+        "comparison": json.loads(comparison.to_json()),
+    }
+    write_json(out / "report.json", report, indent=1)
+    return AdaptedToDocuments(out, after, store, comparison, report)
+
+
+# ---- input -----------------------------------------------------------------------------------------------------------
+
+
+def _own_questions(
+    documents: Path_, corpus: Corpus, queries: Path_ | None, qrels: Path_ | None, split: str
+) -> BeirSet | None:
+    """Return the user's questions and judgements; None if there are none."""
+    if queries is not None and qrels is not None:
+        judgements = read_qrels(qrels)
+        questions = [question for question in read_questions(queries) if question.id in judgements]
+        if not questions:
+            raise UserError(f"{queries}: {qrels} judges none of its questions; check that the ids agree")
+        return BeirSet(corpus, questions, judgements)
+    folder = source_of(documents)
+    if folder.is_dir() and split in beir_splits(folder):
+        return read_beir(folder, split)
+    return None
+
+
+def _begin(out: Path, settings: dict[str, Any]) -> None:
+    """Note the settings, or compare them with those of an interrupted call."""
+    place = out / _COMMAND
+    if not place.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out}: contains something else; give a new or empty folder as out=")
+        write_json(place, settings, indent=1)
+        return
+    noted = read_object(place, f"remove {out} and run the command again")
+    for name, value in settings.items():
+        if noted.get(name) != value:
+            raise UserError(
+                f"{out}: was begun with other {name} ({noted.get(name)}) than {value}; use those again, or give another "
+                "folder as out="
+            )
+
+
+# ---- questions and negatives -----------------------------------------------------------------------------------------
+
+
+def _divided(examples: Sequence[Example], where: Path) -> tuple[list[Example], list[Example]]:
+    """Divide questions by their passages: those to train with, and those to choose the checkpoint by."""
+    ids = sorted({_passage(each) for each in examples}, key=lambda id: hashlib.sha256(id.encode()).digest())
+    chosen = set(ids[: min(_MOST_HELD_OUT, len(ids) // 10)])
+    if not chosen:
+        raise UserError(
+            f"{where}: questions about {len(ids)} passages are too few to train with; ask about more passages"
+        )
+    learnt = [each for each in examples if _passage(each) not in chosen]
+    return learnt, [each for each in examples if _passage(each) in chosen]
+
+
+def _passage(example: Example) -> str:
+    return example.positives[0].id or ""
+
+
+def _judged(examples: Sequence[Example]) -> tuple[list[Question], dict[str, dict[str, int]]]:
+    questions = [Question(each.id, each.question) for each in examples]
+    return questions, {each.id: {_passage(each): 1} for each in examples}
+
+
+def _write_judged(folder: Path, examples: Sequence[Example]) -> None:
+    """Write queries.jsonl and qrels.tsv of the held-out questions."""
+    with atomic_write(folder / "queries.jsonl") as file:
+        file.writelines(json.dumps({"_id": each.id, "text": each.question}) + "\n" for each in examples)
+    with atomic_write(folder / "qrels.tsv") as file:
+        file.write("query-id\tcorpus-id\tscore\n")
+        file.writelines(f"{each.id}\t{_passage(each)}\t1\n" for each in examples)
+
+
+def _mine(
+    out: Path,
+    learnt: Sequence[Example],
+    corpus: Corpus,
+    encoder: DualEncoder,
+    scorer: Path_ | None,
+    dtype: EncodeDtype,
+) -> None:
+    """Write the training examples with negatives of BM25 and of the model; with a scorer, all of them with its scores."""
+    write_examples(out / _TRAIN, learnt, "tevatron2", corpus, source=out / _QUESTIONS)
+    questions = [Question(each.id, each.question) for each in learnt]
+    scores, ids = encoder_search(encoder, corpus, None)(questions, _DEPTH)
+    of_model = _run(questions, scores, ids)
+    settings: dict[str, Any] = {"corpus": corpus, "ranks": (1, _DEPTH), "negatives": _KEPT, "answers": None}
+    if scorer is None:
+        found = mine(out / _TRAIN, run=of_model, relative_margin=_MARGIN, **settings)
+        if len(found.negatives.values):
+            found.save(out / _MODEL_MINED)
+        else:
+            log.warning(
+                "all passages that the model finds are too near the questions' own: the negatives are BM25's alone"
+            )
+        mine(out / _TRAIN, **settings).save(out / _MINED)
+        return
+    scores, ids = bm25_search(corpus)(questions, _DEPTH)
+    of_bm25 = _run(questions, scores, ids)
+    fused = {question.id: _fused(of_bm25[question.id], of_model[question.id]) for question in questions}
+    mine(out / _TRAIN, run=fused, scorer=load_scorer(scorer, dtype=dtype), **settings).save(out / _MINED)
+
+
+def _run(
+    questions: Sequence[Question], scores: np.ndarray, ids: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    return {
+        question.id: dict(zip(of_one, numbers.tolist(), strict=False))
+        for question, of_one, numbers in zip(questions, ids, scores, strict=True)
+    }
+
+
+def _fused(*rankings: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of reciprocal ranks of each passage."""
+    found: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, id in enumerate(ranking, start=1):
+            found[id] = found.get(id, 0.0) + 1 / (_RANKS + rank)
+    return found
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _config(
+    encoder: DualEncoder,
+    out: Path,
+    corpus: str,
+    train: Train,
+    *,
+    scored: bool,
+    length: int | None,
+    rate: float,
+    temperature: float,
+) -> ContrastiveConfig:
+    """Return the configuration of a run that continues a model's training on the mined questions."""
+    shape = encoder.config
+    learns = Distillation(loss="kl", contrastive_weight=0.0, teacher_temperature=temperature)
+    mined = out / _MODEL_MINED
+    negatives = Negatives(static=1, mined=int(mined.is_file()))
+    return ContrastiveConfig(
+        name="adapt_to_documents",
+        data=ContrastiveData(
+            train=str((out / _MINED).absolute()),
+            mined=str(mined.absolute()) if negatives.mined else None,
+            corpus=corpus,
+            dev_questions=str((out / _HELD_OUT / "queries.jsonl").absolute()),
+            dev_qrels=str((out / _HELD_OUT / "qrels.tsv").absolute()),
+        ),
+        encoder=Encoder(
+            path=str(resolve(encoder.source or "").absolute()),
+            shared=shape.shared,
+            normalise=shape.normalise,
+            max_question_length=shape.max_question_length,
+            max_passage_length=length or shape.max_passage_length,
+            dtype=encoder.dtype,
+        ),
+        negatives=Negatives(static=_SCORED) if scored else negatives,
+        contrastive=Contrastive(temperature=0.05 if shape.normalise else 1.0, chunk=16),
+        distillation=learns if scored else Distillation(),
+        optimizer=Optimizer(learning_rate=rate, weight_decay=0.01, warmup=0.1, final=0.0),
+        train=train,
+    )

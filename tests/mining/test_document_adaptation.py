@@ -1,0 +1,141 @@
+"""`jaxretr adapt documents`, with a generator that asks with the words of its passages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from command_errors import the_error
+from pair_models import make_model
+
+import jaxretr
+from jaxretr import document_adaptation
+from jaxretr.cli import main
+from jaxretr.data.readers import read_beir, read_corpus
+from jaxretr.models.generation.decoding import Generated
+from jaxretr.models.question_generator import QuestionGenerator
+from jaxretr.runtime.errors import UserError
+
+SETTINGS: dict[str, Any] = {"per_passage": 1, "steps": 3, "batch_size": 8, "max_length": 32, "dtype": "float32"}
+
+
+class Quoting(QuestionGenerator):
+    """Asks about each passage with words of it, which depend on the number of the passage."""
+
+    def generate_tokens(self, passages: Any, *, numbers: Any = None, **settings: Any) -> Generated:
+        width = settings["sampling"].max_new_tokens
+        tokens, counts = np.zeros((len(passages), width), np.int32), np.zeros(len(passages), np.int32)
+        for row, (passage, number) in enumerate(zip(passages, numbers, strict=True)):
+            words = passage["text"].split()[int(number) % 5 :][:4]
+            ids = self.tokenizer(" ".join(words), add_special_tokens=False)["input_ids"][:width]
+            tokens[row, : len(ids)], counts[row] = ids, len(ids)
+        return Generated(tokens, counts, np.full(len(passages), -1.0, np.float32), np.ones(len(passages), bool))
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> QuestionGenerator:
+    return Quoting.from_pretrained(make_model("qwen3_lm", tmp_path_factory.mktemp("lm")), template="upr", max_length=96)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty passages of the quickstart's, as a file."""
+    path = tmp_path_factory.mktemp("documents") / "corpus.jsonl"
+    corpus = read_corpus(tiny.QUICKSTART)
+    with open(path, "w") as file:
+        for row in range(40):
+            passage = corpus[row]
+            file.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}) + "\n")
+    return path
+
+
+def test_a_model_is_trained_on_generated_questions_and_compared(
+    generator: QuestionGenerator, documents: Path, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "adapted"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    arguments: dict[str, Any] = {"model": tiny_models / "encoder", "generator": generator, "out": out, **SETTINGS}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(document_adaptation, "train", killed)
+        jaxretr.adapt_to_documents(documents, **arguments)
+    written = (out / "generated.jsonl").read_bytes()
+    adapted = jaxretr.adapt_to_documents(documents, **arguments)
+    assert (out / "generated.jsonl").read_bytes() == written, "what was done before the kill is kept"
+    assert {"mining", "generating"}.isdisjoint(adapted.report["seconds"])
+
+    # The questions' passages are divided, and every example has its passage and negatives that are others.
+    held_out = [json.loads(line)["_id"] for line in (out / "held_out/queries.jsonl").read_text().splitlines()]
+    learnt = [json.loads(line) for line in (out / "mined.jsonl").read_text().splitlines()]
+    assert {row["query_id"] for row in learnt}.isdisjoint(held_out)
+    assert len(learnt) + len(held_out) == adapted.report["questions"]
+    assert len(held_out) >= 2
+    for row in learnt:
+        assert row["query_id"].startswith(row["positive_document_ids"][0])
+        assert not set(row["positive_document_ids"]) & set(row["negative_document_ids"])
+
+    assert adapted.report["steps"] == 3
+    assert "They flatter" in adapted.table()
+    assert [system.path for system in adapted.comparison.systems][-1] == "BM25"
+    assert adapted.store.meta.rows == 40
+    loaded = jaxretr.load_encoder(out / "model")
+    corpus = read_corpus(documents)
+    vectors = loaded.encode_passages([corpus[row] for row in range(3)])
+    np.testing.assert_allclose(vectors, adapted.store.rows(0, 3), atol=1e-5)  # Other batches round otherwise.
+    assert json.loads((out / "report.json").read_text())["compared_on"] == adapted.report["compared_on"]
+
+    with pytest.raises(UserError, match="was begun with other settings"):
+        jaxretr.adapt_to_documents(documents, **{**arguments, "per_passage": 3})
+
+
+def test_a_scorers_scores_are_distilled_and_own_questions_compared_on(
+    generator: QuestionGenerator, tiny_models: Path, tiny_cross_encoder: Path, tmp_path: Path
+):
+    tiny.write_subset(tmp_path / "beir")
+    adapted = jaxretr.adapt_to_documents(
+        tmp_path / "beir",
+        model=tiny_models / "encoder",
+        generator=generator,
+        scorer=tiny_cross_encoder,
+        passages=30,
+        out=tmp_path / "out",
+        **SETTINGS,
+    )
+    assert adapted.report["passages_asked"] == 30
+    assert (
+        adapted.report["compared_on"]
+        == f"{len(read_beir(tmp_path / 'beir', 'test').questions)} questions with judgements"
+    )
+    [line] = (tmp_path / "out/mined.jsonl").read_text().splitlines()[:1]
+    row, scorer = json.loads(line), jaxretr.load_scorer(tiny_cross_encoder)
+    corpus = read_corpus(tmp_path / "beir")
+    passages = {passage.id: {"title": passage.title, "text": passage.text} for passage in corpus}
+    ids = row["positive_document_ids"] + row["negative_document_ids"]
+    wanted = scorer.score([row["query_text"]] * len(ids), [passages[id] for id in ids])
+    # Other batches round otherwise.
+    np.testing.assert_allclose(row["positive_scores"] + row["negative_scores"], wanted, atol=1e-5)
+
+
+def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, tmp_path: Path, capsys: Any):
+    words = [
+        "adapt",
+        "documents",
+        str(documents),
+        "--model",
+        str(tiny_models / "encoder"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*words, "--generator", str(tiny_models / "encoder")]) == 1
+    assert "writes no text" in the_error(capsys)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    words[-1] = str(tmp_path / "full")
+    assert main([*words, "--generator", str(tiny_models / "scorer")]) == 1
+    assert "contains something else; give a new or empty folder as --out" in the_error(capsys)
+    assert main([*words, "--generator", str(tiny_models / "scorer"), "--queries", "q.jsonl"]) == 2
+    assert "--queries and --qrels go together" in the_error(capsys)
