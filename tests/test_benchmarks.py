@@ -231,6 +231,16 @@ def test_encode(main: Main, minilm: Path, tmp_path: Path) -> None:
     assert "jaxretr bfloat16" in printed and "ratio  1.00 (1.00 to 1.00)" in printed
 
 
+def test_generation(main: Main, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="it is what generation.py compares with")
+    from pair_models import make_model
+
+    words = ["--model", make_model("qwen3_lm", tmp_path), "--passages", 4, "--batch", 2, "--rounds", 2]
+    printed = main(importlib.import_module("generation"), *words, "--max-length", 96, "--new-tokens", 6)
+    assert "transformers / jaxretr: " in printed
+    assert "100% of 4 questions are equal" in printed
+
+
 def test_serve(main: Main, minilm: Path, tmp_path: Path) -> None:
     import serve
 

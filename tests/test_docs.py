@@ -32,6 +32,7 @@ PAGES = [
 # its options that make it another one. Those that stand on a page of RUN are run as they are printed as well.
 RUN_BY = {
     "adapt": "cli/test_domain_commands.py",
+    "adapt documents": "mining/test_document_adaptation.py",
     "analyse overlap": "cli/test_analyse.py",
     "analyse shuffle": "cli/test_analyse.py",
     "assemble": "cli/test_domain_commands.py",
@@ -59,6 +60,7 @@ RUN_BY = {
     "export --to sentence-transformers": "exports/test_verify.py",
     "export --to vertex": "exports/test_export_index.py",
     "fuse": "indexes/test_fusion.py",
+    "generate": "mining/test_generated.py",
     "mine": "mining/test_mining.py",
     "mine --scorer": "mining/test_scorer_filter.py",
     "mine lexical": "cli/test_mine_lexical.py",

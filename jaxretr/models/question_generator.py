@@ -220,7 +220,7 @@ class QuestionGenerator:
             np.zeros(count, np.float32),
             np.zeros(count, bool),
         )
-        mesh, params, roles, on_cpu = self._placed
+        mesh, params, on_cpu = self._placed
         by_row, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((DATA,), ()))
         full = batch_size or max(1, (_ROWS_ON_CPU if on_cpu else _ROWS) * mesh.size // per_passage)
         shapes = Shapes(self.max_length, mesh.size, 1, full, steps=2)
@@ -229,7 +229,7 @@ class QuestionGenerator:
             draws = np.zeros((len(batch.tokens), per_passage), np.uint32)
             draws[batch.slots] = row_numbers[batch.positions, None] * per_passage + np.arange(per_passage)
             placed = jax.device_put((batch.tokens, batch.lengths, draws.reshape(-1)), by_row)
-            constants = jax.device_put((*roles, np.uint32(seed)), everywhere)
+            constants = jax.device_put((*self.roles, np.uint32(seed)), everywhere)
             found = decoding.generate(
                 self.decoder,
                 params,
@@ -256,8 +256,8 @@ class QuestionGenerator:
             yield [next(found) for _ in range(per_passage)]
 
     @cached_property
-    def _placed(self) -> tuple[Any, Params, tuple[np.ndarray, np.ndarray], bool]:
-        """The mesh of all local devices, the parameters on it, `ends` and `never_first`, and whether it is of CPUs."""
+    def _placed(self) -> tuple[Any, Params, bool]:
+        """The mesh of all local devices, the parameters on it, and whether it is of CPUs."""
         keep_programs()
         mesh = make_mesh(jax.local_devices())
         params = jax.device_get(self.params)
@@ -265,13 +265,18 @@ class QuestionGenerator:
             params = {name: unstack(part) if name in ("encoder", "decoder") else part for name, part in params.items()}
         else:
             params = unrolled(as_operands(params, self.dtype))
+        return mesh, replicate(mesh, params), mesh.devices.flat[0].platform == "cpu"
+
+    @cached_property
+    def roles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each token ends a question, and whether it cannot be its first one, bool [V]."""
         is_end, is_break = np.zeros((2, self.decoder.vocabulary), bool)
         ids = range(min(len(self.tokenizer), len(is_end)))
         for id, text in zip(ids, self.tokenizer.batch_decode([[id] for id in ids]), strict=True):
             is_end[id] = "\n" in text or text.rstrip().endswith(("?", "\uff1f"))
             is_break[id] = "\n" in text and not text.strip()
         is_end[[id for id in self.ends if id < len(is_end)]] = True
-        return mesh, replicate(mesh, params), (is_end, is_break), mesh.devices.flat[0].platform == "cpu"
+        return is_end, is_break
 
 
 def as_question(text: str) -> str:
