@@ -253,12 +253,13 @@ def adapt_to_documents(
 
     # ---- before and after --------------------------------------------------------------------------------------------
     compared = own or BeirSet(corpus, *_judged(held_out))
-    on = (
-        f"{len(compared.questions)} questions with judgements"
-        if own
-        else f"{len(compared.questions)} generated questions about passages that were not trained on. They flatter: the "
-        "questions of people are different ones"
-    )
+    on = f"{len(compared.questions)} questions with judgements"
+    if own is None:
+        easy = f", and BM25 finds each of these passages among the first {round_trip}" if round_trip else ""
+        on = (
+            f"{len(compared.questions)} generated questions about passages that were not trained on. They flatter: people "
+            f"ask otherwise{easy}"
+        )
     comparison = evaluate_model(
         DualEncoder.from_pretrained(out / "model", dtype=dtype),
         beir=compared,

@@ -22,8 +22,11 @@ KINDS: dict[str, type[Config]] = {
     "embedding_distillation": EmbeddingDistillationConfig,
 }
 
-# What evaluations measure: by searching, with a cut; by what is held out, without one.
-_AT_K, _WITHOUT_K = ("ndcg", "mrr", "recall", "acc"), ("mrr", "loss", "average_rank", "perplexity", "cosine")
+# What evaluations measure: by searching, with a cut that the user chooses; the others, by what is held out.
+_AT_K, _WITHOUT_K = (
+    ("ndcg", "mrr", "recall", "acc"),
+    ("mrr", "loss", "average_rank", "perplexity", "cosine", "teacher@5"),
+)
 _METRIC = re.compile(rf"(.+:)?(typo_)?(({'|'.join(_AT_K)})@[1-9][0-9]*|{'|'.join(_WITHOUT_K)})")
 
 

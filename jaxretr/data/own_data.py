@@ -187,8 +187,8 @@ def _art(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> Con
         if dev is not None:
             qrels = qrels_path(path, dev)
             values |= {"dev_questions": str(path), "dev_qrels": str(qrels)}
-        elif judged:
-            values["held_out"] = stated.get("held_out", _HELD_OUT)
+        else:
+            values["held_out"] = stated.get("held_out", _HELD_OUT if judged else 0)
     _say(path, values["questions_split"], dev, values, "dev_questions" in stated)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values))
     return _with_metric_of_judgements(config)
@@ -241,7 +241,8 @@ def _say(path: Source, split: str | None, dev: str | None, values: Mapping[str, 
     else:
         log.warning(
             "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so the last step's "
-            "model is kept; add qrels/dev.tsv, or give data.dev_questions and data.dev_qrels",
+            "model is kept; add qrels/dev.tsv, give data.dev_questions and data.dev_qrels, or let ART's teacher choose with "
+            "data.held_out=64 train.best_metric=teacher@5",
             path,
             trained,
         )

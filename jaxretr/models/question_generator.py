@@ -166,37 +166,20 @@ class QuestionGenerator:
         passages: Sequence[Mapping[str, str]],
         *,
         per_passage: int = 1,
-        sampling: Sampling | None = None,
-        seed: int = 0,
-        numbers: Sequence[int] | np.ndarray | None = None,
-        batch_size: int | None = None,
+        **settings: Any,
     ) -> list[list[Draw]]:
         """Write questions about passages, on all local devices.
 
         Args:
           passages: n mappings with "text" and perhaps "title".
           per_passage: questions about each passage; with temperature 0 they are equal.
-          sampling: the way in which tokens are chosen; None: `Sampling()`.
-          seed: seed of the draws.
-          numbers: a number for each passage, which decides its draws with the seed; None: 0, 1, ...
-          batch_size: passages at once; None: a number that suits the device.
+          settings: further arguments of `generate_tokens`.
 
         Returns:
           For each passage its questions. They depend on the passages around it only as far as rounding does.
         """
-        return list(
-            self.draws(
-                *self.generate_tokens(
-                    passages,
-                    per_passage=per_passage,
-                    sampling=sampling,
-                    seed=seed,
-                    numbers=numbers,
-                    batch_size=batch_size,
-                ),
-                per_passage,
-            )
-        )
+        found = self.generate_tokens(passages, per_passage=per_passage, **settings)
+        return list(self.draws(*found, per_passage))
 
     def generate_tokens(
         self,
@@ -208,7 +191,19 @@ class QuestionGenerator:
         numbers: Sequence[int] | np.ndarray | None = None,
         batch_size: int | None = None,
     ) -> Generated:
-        """Write questions as `generate` does, as numpy arrays of n x per_passage rows; `draws` reads them."""
+        """Write questions as `generate` does, as token ids; `draws` reads them.
+
+        Args:
+          passages: n mappings with "text" and perhaps "title".
+          per_passage: questions about each passage.
+          sampling: the way in which tokens are chosen; None: `Sampling()`.
+          seed: seed of the draws.
+          numbers: a number for each passage, which decides its draws with the seed; None: 0, 1, ...
+          batch_size: passages at once; None: a number that suits the device.
+
+        Returns:
+          Numpy arrays of n x per_passage rows, those of a passage one behind the other.
+        """
         at_least(1, per_passage=per_passage, batch_size=batch_size)
         sampling = sampling or Sampling()
         titles = [passage.get("title") or "" for passage in passages]

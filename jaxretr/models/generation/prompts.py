@@ -115,7 +115,8 @@ def _chat_text(tokenizer: Any) -> str:
         raise UsageError(f"template=chat: {where} has no chat template; give upr or inpars")
     message = f"Write one question that this passage answers.\n\nPassage: {PLACE}"
     chat = [{"role": "user", "content": message}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    # Templates of models that think first (Qwen 3) have this setting; others ignore it.
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
     if text.count(PLACE) != 1:
         where = getattr(tokenizer, "name_or_path", "")
         raise UsageError(f"template=chat: the chat template of {where} changes the message; give upr or inpars")

@@ -1,6 +1,7 @@
 """Wiring of an ART run: the corpus and its tokens on the devices, the two models, the compiled programs."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
+from jaxretr.training.runs.agreement import METRIC, make_ask
 from jaxretr.training.runs.art_texts import read_art_texts
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState, index_settings
 from jaxretr.training.runs.corpus_run import CorpusRun
@@ -30,7 +32,14 @@ from jaxretr.training.runs.given_passages import GivenPassages
 from jaxretr.training.runs.outline import INDEX, SCORER, TABLE, TOKENS, Outline, of_state, token_shapes
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
-from jaxretr.training.runs.teacher_start import OnDevices, load_teacher, scorer_rows, stored, teacher_shape
+from jaxretr.training.runs.teacher_start import (
+    OnDevices,
+    load_teacher,
+    scorer_questions,
+    scorer_rows,
+    stored,
+    teacher_shape,
+)
 from jaxretr.training.runs.teacher_table import check_made_of, made_of, read_table, table_maker
 from jaxretr.training.runs.whole_corpus import select, token_rows
 from jaxretr.training.steps.art import ArtProgram, QuestionBatch, make_step
@@ -60,6 +69,12 @@ class ArtRun(CorpusRun):
         self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         texts = read_art_texts(config.data, self.stores)
         self.corpus, self.questions = texts.corpus, texts.questions
+        metric = config.train.best_metric
+        if texts.by_teacher and ":" not in metric and metric.removeprefix("typo_") != METRIC:
+            raise UsageError(
+                f"train.best_metric={metric}: the held-out questions have no judgements, and are measured by {METRIC} alone; "
+                f"set train.best_metric={METRIC}, or give a dev set with data.dev_questions and data.dev_qrels"
+            )
         if own := int((own_rows(self.questions, self.corpus) >= 0).sum()):
             note(
                 log.warning,
@@ -73,7 +88,11 @@ class ArtRun(CorpusRun):
         questions = [question.text for question in self.questions]
         names = "teacher's passage", "teacher's question"
         passage_rows, self.target_rows = scorer_rows(self.scorer, self.corpus, questions, self.stores, names)
-        widths = teacher_widths(self.scorer.teacher, passage_rows, self.target_rows)
+        asked = [self.target_rows]
+        if texts.dev is not None and texts.by_teacher:
+            held_out = [question.text for question in texts.dev.questions]
+            asked.append(scorer_questions(self.scorer, held_out, self.stores, names[1]))
+        widths = teacher_widths(self.scorer.teacher, passage_rows, asked)
 
         # ---- programs and corpus -------------------------------------------------------------------------------------
         size, teacher = len(self.corpus), self.scorer.teacher
@@ -89,7 +108,10 @@ class ArtRun(CorpusRun):
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
         self.read = StepQuestions(questions, config.typos, self.model, self.stores, config.train.seed)
         self.given = GivenPassages(config, self.corpus, questions) if self.program.given else None
-        self.evaluate_on(texts.dev, self.corpus)
+        ask = None
+        if texts.by_teacher:
+            ask = make_ask(self.program.teaching, self.scorer_params, self.scorer_passages, asked[-1], mesh)
+        self.evaluate_on(texts.dev, self.corpus, ask)
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -210,7 +232,9 @@ def art_program(
     return program
 
 
-def teacher_widths(teacher: Teacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:
+def teacher_widths(teacher: Teacher, passages: TokenStore, questions: Sequence[TokenStore]) -> TeacherWidths:
     """Return the padded lengths that suit a run's texts."""
-    columns = width_of(passages), width_of(questions)
-    return TeacherWidths.of_lengths(teacher, passages.lengths, questions.lengths, *columns)
+    lengths = np.concatenate([store.lengths for store in questions])
+    return TeacherWidths.of_lengths(
+        teacher, passages.lengths, lengths, width_of(passages), max(map(width_of, questions))
+    )

@@ -22,6 +22,9 @@ class ArtTexts(NamedTuple):
     questions: list[Question]
     """The training questions, in the order of their file."""
     dev: Judged | None
+    """Questions that the run is evaluated on."""
+    by_teacher: bool = False
+    """Whether the teacher judges what is found for these, which have no judgements."""
 
 
 def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
@@ -53,15 +56,10 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
         questions, qrels = _questions(data)
     if not data.held_out:
         return ArtTexts(corpus, questions, dev)
-    if qrels is None:
-        raise UsageError(
-            f"{data.questions}: data.held_out needs judgements of the questions; name a split of them with "
-            "data.questions_split, give a dev set with data.dev_questions and data.dev_qrels, or leave it out"
-        )
     kept = held_out([question.text for question in questions], data.held_out, data.questions)
     out = [question for question, is_kept in zip(questions, kept, strict=True) if is_kept]
     trained = [question for question, is_kept in zip(questions, kept, strict=True) if not is_kept]
-    return ArtTexts(corpus, trained, Judged(out, qrels))
+    return ArtTexts(corpus, trained, Judged(out, qrels), by_teacher=qrels is None)
 
 
 def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]] | None]:

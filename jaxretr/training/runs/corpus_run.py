@@ -13,6 +13,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.runtime.parallel.programs import compile_ahead
+from jaxretr.training.runs.agreement import AgreementSet, Ask
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
 from jaxretr.training.runs.encoder_start import JointModel, load_model
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
@@ -65,10 +66,14 @@ class CorpusRun:
         self.programs = CorpusPrograms(self.config, self.program, make_step, self.model, self.store, self.mesh)
         self.whole, self.codes = self.programs.whole, self.programs.codes
 
-    def evaluate_on(self, judged: Judged | None, corpus: Corpus) -> None:
-        """Tokenise the dev questions, if there are any, which are searched for in `corpus`, and the suites."""
+    def evaluate_on(self, judged: Judged | None, corpus: Corpus, ask: Ask | None = None) -> None:
+        """Tokenise the dev questions, if there are any, which are searched for in `corpus`, and the suites.
+
+        With `ask`, a teacher judges what is found.
+        """
         config, mesh = self.config, self.mesh
-        self.dev = DevSet(judged, corpus, self.model, mesh, self.stores, config.typos)
+        make = DevSet if ask is None else partial(AgreementSet, ask)
+        self.dev = make(judged, corpus, self.model, mesh, self.stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, self.stores)
         self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 

@@ -80,17 +80,17 @@ def scorer_rows(
       stores: folder of the token stores.
       names: names of a passage and of a question in warnings of those that are cut.
     """
-    longest = scorer.passage_length, scorer.question_length
-    rows = (
-        TokenStore.build(
-            stores, passages, scorer.tokenizer, scorer.passage_template, longest[0], prompt=scorer.passage_form
-        ),
-        TokenStore.build(
-            stores, questions, scorer.tokenizer, scorer.question_template, longest[1], prompt=scorer.question_form
-        ),
-    )
-    for store, length, name in zip(rows, longest, names, strict=True):
-        note_cut(store.truncated, store.num_rows, name, length)
+    length, form = scorer.passage_length, scorer.passage_form
+    rows = TokenStore.build(stores, passages, scorer.tokenizer, scorer.passage_template, length, prompt=form)
+    note_cut(rows.truncated, rows.num_rows, names[0], length)
+    return rows, scorer_questions(scorer, questions, stores, names[1])
+
+
+def scorer_questions(scorer: LoadedScorer, questions: Sequence[str], stores: Path, name: str) -> TokenStore:
+    """Tokenise questions as a scorer reads them; arguments as those of `scorer_rows`."""
+    length, form = scorer.question_length, scorer.question_form
+    rows = TokenStore.build(stores, questions, scorer.tokenizer, scorer.question_template, length, prompt=form)
+    note_cut(rows.truncated, rows.num_rows, name, length)
     return rows
 
 

@@ -208,8 +208,11 @@ class DevSet:
             found.append(search(train.weights, index, *put_batch(self.mesh, rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
-        found = without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH)
-        return retrieval_metrics(self.corpus, self.questions, self.qrels, *found)
+        return self.measured(*without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH))
+
+    def measured(self, scores: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+        """Return the metrics of what was found for all questions: scores float32 [n, k], rows int32 [n, k]."""
+        return retrieval_metrics(self.corpus, self.questions, self.qrels, scores, rows)
 
 
 def dev_questions(data: DevData) -> Judged | None:
