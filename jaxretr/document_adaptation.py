@@ -32,9 +32,11 @@ from jaxretr.data.readers import BeirSet, beir_splits, read_beir, read_qrels, re
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
-from jaxretr.evaluate.evaluating import BM25, evaluate_model
+from jaxretr.evaluate.measuring import TestSet, depth
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.searches import EncoderSearch, bm25_search, index_search
+from jaxretr.indexes.exact.store import streamed
+from jaxretr.indexes.index import Opening
 from jaxretr.mining.generated import generate
 from jaxretr.mining.mining import mine
 from jaxretr.models.any_scorer import load_scorer
@@ -55,7 +57,7 @@ Path_ = str | Path
 
 METRICS = ("ndcg@10", "mrr@10", "recall@20")
 
-_COMMAND, _QUESTIONS, _HELD_OUT = "command.json", "generated.jsonl", "held_out"
+_COMMAND, _QUESTIONS, _HELD_OUT, _FIRST = "command.json", "generated.jsonl", "held_out", "embeddings_before"
 _TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl"
 
 # Passages whose questions choose the checkpoint, and are compared on where the user has none: at most a tenth.
@@ -63,6 +65,9 @@ _MOST_HELD_OUT = 200
 
 # Candidates for negatives of each question; how many of them are kept; and how many a step weighs by the scorer's scores.
 _DEPTH, _KEPT, _SCORED = 50, 10, 7
+
+# Steps from which on a run is evaluated on its way, and not at its start and its end alone.
+_LONG = 200
 
 # A negative is at most this share less similar to the question than its passage (NV-Retriever, arXiv 2407.15831).
 _MARGIN = 0.05
@@ -141,7 +146,7 @@ def adapt_to_documents(
         pages as they are. A BEIR folder with judgements of `split` also gives the questions to compare on.
       model: the model to adapt: a run directory, folder or hub name.
       generator: a causal language model or a T5 that writes the questions: a folder or hub name. Or a loaded one.
-      out: folder for generated.jsonl, run/, model/, embeddings/ and report.json.
+      out: folder for generated.jsonl, run/, model/, embeddings/, embeddings_before/ and report.json.
       scorer: a cross-encoder, causal language model or T5 (the generator, too) whose scores of the passages are distilled
         (listwise KL divergence); None: the generated pairs alone are learnt from.
       passages: draw at most this many passages to ask about, evenly.
@@ -191,7 +196,7 @@ def adapt_to_documents(
             return None
         started = time.monotonic()
         result = work()
-        seconds[name] = round(time.monotonic() - started, 1)
+        seconds[name] = round(seconds.get(name, 0.0) + time.monotonic() - started, 1)
         return result
 
     # ---- questions ---------------------------------------------------------------------------------------------------
@@ -216,13 +221,16 @@ def adapt_to_documents(
 
     # ---- negatives ---------------------------------------------------------------------------------------------------
     before = DualEncoder.from_pretrained(model, dtype=dtype)
-    timed("mining", lambda: _mine(out, learnt, corpus, before, scorer, dtype), out / _MINED)
+    first = timed("encoding", lambda: encode(before, corpus=corpus, out=out / _FIRST, model=str(model)))
+    find_first = _search(before, first)
+    timed("mining", lambda: _mine(out, learnt, corpus, find_first, scorer, dtype), out / _MINED)
 
     # ---- training ----------------------------------------------------------------------------------------------------
     judged = out / _HELD_OUT
     _write_judged(judged, held_out)
     steps = steps or -(-len(learnt) // batch_size)
-    every = -(-steps // 3)
+    # Each evaluation encodes the corpus.
+    every = steps if steps < _LONG else -(-steps // 3)
     course = Train(
         steps=steps,
         batch_size=batch_size,
@@ -260,13 +268,10 @@ def adapt_to_documents(
             f"{len(compared.questions)} generated questions about passages that were not trained on. They flatter: people "
             f"ask otherwise{easy}"
         )
-    comparison = evaluate_model(
-        DualEncoder.from_pretrained(out / "model", dtype=dtype),
-        beir=compared,
-        baselines=[model, BM25],
-        metrics=METRICS,
-        dtype=dtype,
-    )
+    test = TestSet(compared.questions, compared.corpus, compared.qrels)
+    systems = {str(out / "model"): _search(after, store), str(model): find_first, "BM25": bm25_search(corpus)}
+    runs = [(name, test.search(search, depth(METRICS))) for name, search in systems.items()]
+    comparison = Report.of(runs, test, METRICS)
     report = {
         "model": str(model),
         "generator": str(generator),
@@ -357,14 +362,14 @@ def _mine(
     out: Path,
     learnt: Sequence[Example],
     corpus: Corpus,
-    encoder: DualEncoder,
+    find: EncoderSearch,
     scorer: Path_ | None,
     dtype: EncodeDtype,
 ) -> None:
     """Write the training examples with negatives of BM25 and of the model; with a scorer, all of them with its scores."""
     write_examples(out / _TRAIN, learnt, "tevatron2", corpus, source=out / _QUESTIONS)
     questions = [Question(each.id, each.question) for each in learnt]
-    scores, ids = encoder_search(encoder, corpus, None)(questions, _DEPTH)
+    scores, ids = find(questions, _DEPTH)
     of_model = _run(questions, scores, ids)
     settings: dict[str, Any] = {"corpus": corpus, "ranks": (1, _DEPTH), "negatives": _KEPT, "answers": None}
     if scorer is None:
@@ -381,6 +386,11 @@ def _mine(
     of_bm25 = _run(questions, scores, ids)
     fused = {question.id: _fused(of_bm25[question.id], of_model[question.id]) for question in questions}
     mine(out / _TRAIN, run=fused, scorer=load_scorer(scorer, dtype=dtype), **settings).save(out / _MINED)
+
+
+def _search(encoder: DualEncoder, store: EmbeddingStore) -> EncoderSearch:
+    """Return the search of an encoder over the embeddings that it made."""
+    return index_search(encoder, streamed(store, Opening(str(store.folder), once=True)), None)
 
 
 def _run(
