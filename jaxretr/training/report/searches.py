@@ -36,7 +36,8 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
         return TestSet(read.questions, read.corpus, read.qrels, source=f"{split} of {beir}")
     if isinstance(run.config, ArtConfig):
         with _inputs_of(run):
-            corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
+            texts = read_art_texts(run.config.data, run.folder / "tokens")
+            corpus, judged = texts.corpus, None if texts.by_teacher else texts.dev
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
         with _inputs_of(run):
             examples = read_run_examples(run.config)

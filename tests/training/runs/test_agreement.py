@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from jaxretr.config import to_json
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_scorer import QuestionScorer
@@ -16,6 +17,8 @@ from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.report import searches
+from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.runs.agreement import FOUND, METRIC
 from jaxretr.training.runs.art import ArtRun
 
@@ -98,3 +101,11 @@ def test_no_pair_is_asked_for_twice_and_one_device_says_what_eight_do(folder: Pa
 def test_another_metric_is_refused_before_anything_is_encoded(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=rf"train.best_metric=recall@20: .* set train.best_metric={METRIC}"):
         ArtRun(config(folder, best_metric="recall@20"), make_mesh(jax.devices()[:1]), tmp_path)
+
+
+def test_a_report_of_such_a_run_has_no_test_set(folder: Path, tmp_path: Path):
+    """Its held-out questions have neither judgements nor answers."""
+    (tmp_path / "config.json").write_text(json.dumps(to_json(config(folder))))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0}) + "\n")
+    run = RunFiles.read(tmp_path)
+    assert searches.test_set(run, None, "test") is None
