@@ -1,7 +1,6 @@
 """`jaxretr.adapt_to_documents`: a model for one's own documents, from them alone: generated questions, mined negatives,
 training, and a comparison (GPL, Wang et al. 2022, arXiv 2112.07577; InPars)."""
 
-import hashlib
 import json
 import logging
 import time
@@ -9,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxretr.config import (
     Contrastive,
@@ -27,15 +24,18 @@ from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
+from jaxretr.data.held_out import with_lowest_hashes
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import BeirSet, beir_splits, read_beir, read_qrels, read_questions
+from jaxretr.data.readers import beir_splits, read_beir, read_qrels, read_questions
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
-from jaxretr.evaluate.measuring import TestSet, depth
+from jaxretr.evaluate.evaluating import read_test_set
+from jaxretr.evaluate.measuring import TestSet, run_of
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import EncoderSearch, bm25_search, index_search
+from jaxretr.evaluate.searches import EncoderSearch, System, bm25_search, find_all, index_search
 from jaxretr.indexes.exact.store import streamed
+from jaxretr.indexes.hybrid.fusion import reciprocal_rank
 from jaxretr.indexes.index import Opening
 from jaxretr.mining.generated import generate
 from jaxretr.mining.mining import mine
@@ -48,8 +48,7 @@ from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
-from jaxretr.training.loop import train
-from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.loop import read_best, train
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +70,6 @@ _LONG = 200
 
 # A negative is at most this share less similar to the question than its passage (NV-Retriever, arXiv 2407.15831).
 _MARGIN = 0.05
-
-# The constant of reciprocal ranks (Cormack et al. 2009).
-_RANKS = 60
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ def adapt_to_documents(
       scorer: a cross-encoder, causal language model or T5 (the generator, too) whose scores of the passages are distilled
         (listwise KL divergence); None: the generated pairs alone are learnt from.
       passages: draw at most this many passages to ask about, evenly.
-      per_passage: questions about each of them.
+      per_passage: questions to ask about each of them; repeated ones are dropped.
       template: prompt of the generator, see `jaxretr.generate`.
       prompt_length: tokens of the generator's prompt; by default 512, or its positions if there are fewer.
       round_trip: train only with questions for which BM25 finds their passage among the first so many; 0: with all.
@@ -176,8 +172,7 @@ def adapt_to_documents(
     check_finished(model)
     dtype = fastest_dtype() if dtype == "auto" else dtype
     out = Path(out).expanduser()
-    corpus = read_corpus(documents)
-    own = _own_questions(documents, corpus, queries, qrels, split)
+    corpus, own = _read(documents, queries, qrels, split)
     _begin(
         out,
         {
@@ -226,8 +221,7 @@ def adapt_to_documents(
     timed("mining", lambda: _mine(out, learnt, corpus, find_first, scorer, dtype), out / _MINED)
 
     # ---- training ----------------------------------------------------------------------------------------------------
-    judged = out / _HELD_OUT
-    _write_judged(judged, held_out)
+    _write_judged(out / _HELD_OUT, held_out)
     steps = steps or -(-len(learnt) // batch_size)
     # Each evaluation encodes the corpus.
     every = steps if steps < _LONG else -(-steps // 3)
@@ -253,25 +247,25 @@ def adapt_to_documents(
     timed("training", lambda: train(config, out / "run"))
     after = DualEncoder.from_pretrained(out / "run", dtype=dtype)
     after.save(out / "model")
-    best = max(
-        (line for line in read_metrics(out / "run") if config.train.best_metric in line),
-        key=lambda line: line[config.train.best_metric],
-    )
+    best = read_best(out / "run")
+    assert best is not None, "the run has dev questions"
     store = timed("encoding", lambda: encode(after, corpus=corpus, out=out / "embeddings", model=str(out / "model")))
 
     # ---- before and after --------------------------------------------------------------------------------------------
-    compared = own or BeirSet(corpus, *_judged(held_out))
-    on = f"{len(compared.questions)} questions with judgements"
+    test = own or _judged(held_out, corpus)
+    on = f"{len(test.questions)} questions with judgements"
     if own is None:
         easy = f", and BM25 finds each of these passages among the first {round_trip}" if round_trip else ""
         on = (
-            f"{len(compared.questions)} generated questions about passages that were not trained on. They flatter: people "
+            f"{len(test.questions)} generated questions about passages that were not trained on. They flatter: people "
             f"ask otherwise{easy}"
         )
-    test = TestSet(compared.questions, compared.corpus, compared.qrels)
-    systems = {str(out / "model"): _search(after, store), str(model): find_first, "BM25": bm25_search(corpus)}
-    runs = [(name, test.search(search, depth(METRICS))) for name, search in systems.items()]
-    comparison = Report.of(runs, test, METRICS)
+    systems: list[System] = [
+        (str(out / "model"), lambda _: _search(after, store)),
+        (str(model), lambda _: find_first),
+        ("BM25", bm25_search),
+    ]
+    comparison = Report.of(find_all(systems, test, METRICS), test, METRICS)
     report = {
         "model": str(model),
         "generator": str(generator),
@@ -292,20 +286,16 @@ def adapt_to_documents(
 # ---- input -----------------------------------------------------------------------------------------------------------
 
 
-def _own_questions(
-    documents: Path_, corpus: Corpus, queries: Path_ | None, qrels: Path_ | None, split: str
-) -> BeirSet | None:
-    """Return the user's questions and judgements; None if there are none."""
+def _read(documents: Path_, queries: Path_ | None, qrels: Path_ | None, split: str) -> tuple[Corpus, TestSet | None]:
+    """Return the corpus, and the user's questions with judgements, if there are any."""
     if queries is not None and qrels is not None:
-        judgements = read_qrels(qrels)
-        questions = [question for question in read_questions(queries) if question.id in judgements]
-        if not questions:
-            raise UserError(f"{queries}: {qrels} judges none of its questions; check that the ids agree")
-        return BeirSet(corpus, questions, judgements)
+        test = read_test_set(read_questions(queries), documents, read_qrels(qrels), (queries, qrels))
+        return test.corpus, test
     folder = source_of(documents)
-    if folder.is_dir() and split in beir_splits(folder):
-        return read_beir(folder, split)
-    return None
+    if not (folder.is_dir() and split in beir_splits(folder)):
+        return read_corpus(documents), None
+    beir = read_beir(folder, split)
+    return beir.corpus, TestSet(beir.questions, beir.corpus, beir.qrels)
 
 
 def _begin(out: Path, settings: dict[str, Any]) -> None:
@@ -330,8 +320,8 @@ def _begin(out: Path, settings: dict[str, Any]) -> None:
 
 def _divided(examples: Sequence[Example], where: Path) -> tuple[list[Example], list[Example]]:
     """Divide questions by their passages: those to train with, and those to choose the checkpoint by."""
-    ids = sorted({_passage(each) for each in examples}, key=lambda id: hashlib.sha256(id.encode()).digest())
-    chosen = set(ids[: min(_MOST_HELD_OUT, len(ids) // 10)])
+    ids = set(map(_passage, examples))
+    chosen = with_lowest_hashes(ids, _MOST_HELD_OUT)
     if not chosen:
         raise UserError(
             f"{where}: questions about {len(ids)} passages are too few to train with; ask about more passages"
@@ -344,9 +334,12 @@ def _passage(example: Example) -> str:
     return example.positives[0].id or ""
 
 
-def _judged(examples: Sequence[Example]) -> tuple[list[Question], dict[str, dict[str, int]]]:
-    questions = [Question(each.id, each.question) for each in examples]
-    return questions, {each.id: {_passage(each): 1} for each in examples}
+def _questions(examples: Sequence[Example]) -> list[Question]:
+    return [Question(each.id, each.question) for each in examples]
+
+
+def _judged(examples: Sequence[Example], corpus: Corpus) -> TestSet:
+    return TestSet(_questions(examples), corpus, {each.id: {_passage(each): 1} for each in examples})
 
 
 def _write_judged(folder: Path, examples: Sequence[Example]) -> None:
@@ -368,9 +361,8 @@ def _mine(
 ) -> None:
     """Write the training examples with negatives of BM25 and of the model; with a scorer, all of them with its scores."""
     write_examples(out / _TRAIN, learnt, "tevatron2", corpus, source=out / _QUESTIONS)
-    questions = [Question(each.id, each.question) for each in learnt]
-    scores, ids = find(questions, _DEPTH)
-    of_model = _run(questions, scores, ids)
+    questions = _questions(learnt)
+    of_model = run_of(find, questions, _DEPTH)
     settings: dict[str, Any] = {"corpus": corpus, "ranks": (1, _DEPTH), "negatives": _KEPT, "answers": None}
     if scorer is None:
         found = mine(out / _TRAIN, run=of_model, relative_margin=_MARGIN, **settings)
@@ -382,33 +374,14 @@ def _mine(
             )
         mine(out / _TRAIN, **settings).save(out / _MINED)
         return
-    scores, ids = bm25_search(corpus)(questions, _DEPTH)
-    of_bm25 = _run(questions, scores, ids)
-    fused = {question.id: _fused(of_bm25[question.id], of_model[question.id]) for question in questions}
+    of_bm25 = run_of(bm25_search(corpus), questions, _DEPTH)
+    fused = reciprocal_rank([of_bm25, of_model])
     mine(out / _TRAIN, run=fused, scorer=load_scorer(scorer, dtype=dtype), **settings).save(out / _MINED)
 
 
 def _search(encoder: DualEncoder, store: EmbeddingStore) -> EncoderSearch:
     """Return the search of an encoder over the embeddings that it made."""
     return index_search(encoder, streamed(store, Opening(str(store.folder), once=True)), None)
-
-
-def _run(
-    questions: Sequence[Question], scores: np.ndarray, ids: Sequence[Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    return {
-        question.id: dict(zip(of_one, numbers.tolist(), strict=False))
-        for question, of_one, numbers in zip(questions, ids, scores, strict=True)
-    }
-
-
-def _fused(*rankings: Mapping[str, float]) -> dict[str, float]:
-    """Return the sum of reciprocal ranks of each passage."""
-    found: dict[str, float] = {}
-    for ranking in rankings:
-        for rank, id in enumerate(ranking, start=1):
-            found[id] = found.get(id, 0.0) + 1 / (_RANKS + rank)
-    return found
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

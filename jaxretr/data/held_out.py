@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -32,14 +32,18 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
     Raises:
       UserError: there are fewer than ten.
     """
-    keys = [hashlib.sha256(text_key(text).encode()).digest() for text in texts]
-    different = sorted(set(keys))
-    count = min(most, len(different) // _SHARE)
-    if not count:
+    keys = list(map(text_key, texts))
+    chosen, different = with_lowest_hashes(keys, most), len(set(keys))
+    if not chosen:
         raise UserError(
-            f"{where}: {len(different)} questions are too few to hold out some for evaluation; give dev data "
+            f"{where}: {different} questions are too few to hold out some for evaluation; give dev data "
             "(data.dev_questions and data.dev_qrels), or train without with data.held_out=0"
         )
-    chosen = set(different[:count])
-    note(log.info, "%s: %d of %d questions are held out for evaluation", where, count, len(different))
+    note(log.info, "%s: %d of %d questions are held out for evaluation", where, len(chosen), different)
     return np.array([key in chosen for key in keys])
+
+
+def with_lowest_hashes(keys: Iterable[str], most: int) -> set[str]:
+    """Return the keys with the lowest hashes: at most `most`, and at most a tenth of the different ones."""
+    different = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    return set(different[: min(most, len(different) // _SHARE)])

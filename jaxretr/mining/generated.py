@@ -105,7 +105,7 @@ def generate(
       corpus: the passages, as for `jaxretr.encode`. Or a corpus that was read.
       out: training file to write: each question with its passage as the positive, whose score is the mean log-likelihood
         of the question's tokens, in nats.
-      per_passage: questions about each passage; of several, equal ones are dropped.
+      per_passage: questions to ask about each passage; repeated ones are dropped.
       limit: draw at most this many passages, evenly.
       template: prompt around a passage: upr, inpars, doc2query, chat, or a text file with {passage} in it; auto: upr for a
         T5, chat for a model with a chat template, inpars for others. template, max_length and dtype are for a generator
@@ -162,8 +162,9 @@ def generate(
         "settings": [per_passage, limit, temperature, top_k, top_p, max_new_tokens, seed, chunk, batch_size],
     }
     kept = KeptChunks.beside(target, "questions", facts)
+    shares = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
 
-    def written(share: np.ndarray) -> Generated:
+    def ask(share: np.ndarray) -> Generated:
         texts = [passages[row] for row in share.tolist()]
         return generator.generate_tokens(
             [{"title": each.title, "text": each.text} for each in texts],
@@ -174,12 +175,11 @@ def generate(
             batch_size=batch_size,
         )
 
-    _generate_chunks(
-        kept, rows, chunk, per_passage, max_new_tokens, lambda share: (written(share), generator.truncated)
-    )
+    shapes = [_shapes(len(share) * per_passage, max_new_tokens) for share in shares]
+    _generate_missing(kept, shares, shapes, ask, generator)
     found = GeneratedSet(target, [], 0, {})
     if not jax.process_index():
-        draws = _draws(kept, rows, chunk, per_passage, generator)
+        draws = _draws(kept, shapes, per_passage, generator)
         found = _filtered(target, draws, rows, passages, min_words, best_share, round_trip, retriever)
         write_examples(target, found.examples, format, passages, source=target)
         made_of = {"corpus": facts["passages"], "generator": facts["model"], "settings": facts["settings"]}
@@ -190,33 +190,29 @@ def generate(
 
 # ---- generation ------------------------------------------------------------------------------------------------------
 
+Shapes = Sequence[tuple[type, tuple[int, ...]]]
+"""Dtype and shape of each array of a chunk."""
 
-def _generate_chunks(
+
+def _generate_missing(
     kept: KeptChunks,
-    rows: np.ndarray,
-    chunk: int,
-    per_passage: int,
-    length: int,
-    written: Callable[[np.ndarray], tuple[Generated, int]],
+    shares: Sequence[np.ndarray],
+    shapes: Sequence[Shapes],
+    ask: Callable[[np.ndarray], Generated],
+    generator: QuestionGenerator,
 ) -> None:
-    """Generate the questions of this process's share of the chunks that are not kept yet."""
-    numbers = range(jax.process_index(), -(-len(rows) // chunk), jax.process_count())
-    shares = {number: rows[number * chunk : (number + 1) * chunk] for number in numbers}
-    missing = [
-        number
-        for number, share in shares.items()
-        if kept.read(number, *_shapes(len(share) * per_passage, length)) is None
-    ]
-    began, cut = time.monotonic(), 0
-    with Progress(sum(map(len, shares.values())), "passage", "asked about") as progress:
-        progress.skip(sum(len(share) for number, share in shares.items() if number not in missing))
-        tokens = 0
+    """Ask about the rows of those of this process's chunks that are not kept yet."""
+    own = range(jax.process_index(), len(shares), jax.process_count())
+    missing = [number for number in own if kept.read(number, *shapes[number]) is None]
+    of_own, new = (sum(len(shares[number]) for number in numbers) for numbers in (own, missing))
+    began, cut, tokens = time.monotonic(), 0, 0
+    with Progress(of_own, "passage", "asked about") as progress:
+        progress.skip(of_own - new)
         for number in missing:
-            generated, cut_here = written(shares[number])
+            generated = ask(shares[number])
             kept.write(number, *generated)
-            cut, tokens = cut + cut_here, tokens + int(np.sum(generated.counts))
+            cut, tokens = cut + generator.truncated, tokens + int(generated.counts.sum())
             progress.advance(len(shares[number]))
-    new = progress.done - progress.skipped
     note_cut(cut, new, "passage")
     if new:
         seconds = time.monotonic() - began
@@ -224,16 +220,18 @@ def _generate_chunks(
     wait_for_all("the last question")
 
 
-def _shapes(rows: int, length: int | None) -> tuple[tuple[type, tuple[int | None, ...]], ...]:
+def _shapes(rows: int, length: int) -> Shapes:
+    """The dtypes and shapes of `Generated`, as `KeptChunks.read` takes them."""
     return (np.int32, (rows, length)), (np.int32, (rows,)), (np.float32, (rows,)), (bool, (rows,))
 
 
 def _draws(
-    kept: KeptChunks, rows: np.ndarray, chunk: int, per_passage: int, generator: QuestionGenerator
+    kept: KeptChunks, shapes: Sequence[Shapes], per_passage: int, generator: QuestionGenerator
 ) -> list[list[Draw]]:
+    """Return the questions about each passage, of all processes."""
     draws: list[list[Draw]] = []
-    for number, start in enumerate(range(0, len(rows), chunk)):
-        arrays = kept.read(number, *_shapes(len(rows[start : start + chunk]) * per_passage, None))
+    for number, of_chunk in enumerate(shapes):
+        arrays = kept.read(number, *of_chunk)
         if arrays is None:
             raise UserError(f"{kept.folder}: chunk {number} is missing or damaged; run the command again")
         tokens, counts, log_probs, ended = arrays

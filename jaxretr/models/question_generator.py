@@ -15,15 +15,14 @@ from jaxretr.config import Dtype, EncodeDtype
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.any_scorer import scorer_kind
 from jaxretr.models.backbones.adapter_layers import count
-from jaxretr.models.backbones.layer_stacks import as_operands, unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.batches import Shapes
-from jaxretr.models.encode import fastest_dtype, unrolled
+from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.generation import decoding
 from jaxretr.models.generation.decoders import decoder_of
 from jaxretr.models.generation.decoding import Generated, Sampling
-from jaxretr.models.generation.prompts import prompt_texts, prompts, suited_template, template_text
+from jaxretr.models.generation.prompts import prompt_texts, prompts, suited_template
 from jaxretr.models.hub import t5_params
 from jaxretr.models.hub.cross_encoder_folder import read_causal_lm
 from jaxretr.models.hub.dual_encoder_folder import model_folder
@@ -98,7 +97,6 @@ class QuestionGenerator:
         self.decoder = decoder_of(config)
         self.source: str | None = None
         self.truncated = 0
-        self._template_text = template_text(template)
 
     def __repr__(self) -> str:
         source = "" if self.source is None else f"{self.source!r}, "
@@ -155,7 +153,6 @@ class QuestionGenerator:
         facts = {
             "config": dataclasses.asdict(self.config),
             "texts": dataclasses.asdict(self.texts),
-            "template": self._template_text,
             "ends": self.ends,
             "dtype": self.dtype,
         }
@@ -239,7 +236,7 @@ class QuestionGenerator:
                 for of in (batch.positions, batch.slots)
             )
             for whole, part in zip(result, found, strict=True):
-                np.asarray(whole)[places] = np.asarray(part)[slots]
+                whole[places] = np.asarray(part)[slots]
         return result
 
     def draws(self, tokens: Any, counts: Any, log_probs: Any, ended: Any, per_passage: int) -> Iterator[list[Draw]]:
@@ -255,11 +252,7 @@ class QuestionGenerator:
         """The mesh of all local devices, the parameters on it, and whether it is of CPUs."""
         keep_programs()
         mesh = make_mesh(jax.local_devices())
-        params = jax.device_get(self.params)
-        if isinstance(self.config, T5Config):
-            params = {name: unstack(part) if name in ("encoder", "decoder") else part for name, part in params.items()}
-        else:
-            params = unrolled(as_operands(params, self.dtype))
+        params = self.decoder.prepared(jax.device_get(self.params), self.dtype)
         return mesh, replicate(mesh, params), mesh.devices.flat[0].platform == "cpu"
 
     @cached_property

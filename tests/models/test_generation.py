@@ -12,8 +12,6 @@ from peers import torch, transformers
 from rotary_models import MODELS
 
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.backbones.layer_stacks import unstack
-from jaxretr.models.encode import unrolled
 from jaxretr.models.generation.decoders import decoder_of
 from jaxretr.models.generation.decoding import Generated, Sampling, _choose, generate
 from jaxretr.models.generation.prompts import prompt_texts, prompts
@@ -52,11 +50,9 @@ def random_lm(case: str) -> Any:
 
 
 def read(folder: Path, case: str) -> tuple[Any, Any]:
-    if case == "t5":
-        config, params = t5_params.read(folder)
-        return decoder_of(config), params | {name: unstack(params[name]) for name in ("encoder", "decoder")}
-    config, params = read_causal_lm(folder, 1)
-    return decoder_of(config), unrolled(params)
+    config, params = t5_params.read(folder) if case == "t5" else read_causal_lm(folder, 1)
+    decoder = decoder_of(config)
+    return decoder, decoder.prepared(params, "float32")
 
 
 @pytest.mark.parametrize("case", CASES)

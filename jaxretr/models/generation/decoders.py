@@ -10,8 +10,10 @@ from flax import nnx
 from jaxretr.models.backbones.backbone import bound_backbone
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.kept_keys import KeptKeys
+from jaxretr.models.backbones.layer_stacks import as_operands, unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.t5 import T5Config
+from jaxretr.models.encode import unrolled
 from jaxretr.models.scorers import t5_scorer
 from jaxretr.models.scorers.causal_lm import CausalLmConfig, next_logits
 
@@ -44,6 +46,10 @@ class CausalDecoder:
     def vocabulary(self) -> int:
         """V."""
         return self.config.backbone.vocab_size
+
+    def prepared(self, params: Params, dtype: str) -> Params:
+        """Return the model's parameters, numpy arrays with stacked layers, as the other methods take them."""
+        return unrolled(as_operands(params, dtype))
 
     def begin(
         self, params: Params, tokens: jax.Array, lengths: jax.Array, room: int, *, dtype: Any
@@ -95,6 +101,10 @@ class T5Decoder:
     @property
     def vocabulary(self) -> int:
         return self.config.vocab_size
+
+    def prepared(self, params: Params, dtype: str) -> Params:
+        # Its matmuls cast their operands themselves.
+        return {name: unstack(part) if name in ("encoder", "decoder") else part for name, part in params.items()}
 
     def begin(
         self, params: Params, tokens: jax.Array, lengths: jax.Array, room: int, *, dtype: Any
