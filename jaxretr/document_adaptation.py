@@ -152,7 +152,8 @@ def adapt_to_documents(
       round_trip: train only with questions for which BM25 finds their passage among the first so many; 0: with all.
       steps: training steps; by default one pass over the questions.
       batch_size: questions of a step.
-      max_length: tokens of a passage in training; by default the model's own.
+      max_length: tokens of a passage in training, where fewer save time; by default the model's own, which the adapted model
+        reads in any case.
       learning_rate: highest learning rate.
       teacher_temperature: divisor of the scorer's scores.
       seed: seed of the generation and the training.
@@ -245,7 +246,9 @@ def adapt_to_documents(
         temperature=teacher_temperature,
     )
     timed("training", lambda: train(config, out / "run"))
-    after = DualEncoder.from_pretrained(out / "run", dtype=dtype)
+    # Trained with shorter passages, the model still reads what it read before.
+    longest = max(before.config.max_passage_length, config.encoder.max_passage_length)
+    after = DualEncoder.from_pretrained(out / "run", max_passage_length=longest, dtype=dtype)
     after.save(out / "model")
     best = read_best(out / "run")
     assert best is not None, "the run has dev questions"

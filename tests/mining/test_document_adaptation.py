@@ -83,6 +83,8 @@ def test_a_model_is_trained_on_generated_questions_and_compared(
     assert [system.path for system in adapted.comparison.systems][-1] == "BM25"
     assert adapted.store.meta.rows == 40
     loaded = jaxretr.load_encoder(out / "model")
+    before = jaxretr.load_encoder(tiny_models / "encoder")
+    assert loaded.config.max_passage_length == before.config.max_passage_length > SETTINGS["max_length"]
     corpus = read_corpus(documents)
     vectors = loaded.encode_passages([corpus[row] for row in range(3)])
     np.testing.assert_allclose(vectors, adapted.store.rows(0, 3), atol=1e-5)  # Other batches round otherwise.
