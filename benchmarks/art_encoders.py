@@ -1,27 +1,33 @@
 """ART from questions alone: from all-MiniLM-L6-v2 in two domains, its ablations, and a long run, on encoders that can read.
 
     python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
+    python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER --table scores.jsonl.gz
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
 
-domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. ablations and curve:
-the small encoder that ships with the package, on the embedded data and on the whole of wiki_qa. All are runs of
-configs/art_small.py, with a few settings changed. Domains and ablations read no judgement, and measure the last step's model,
-whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated.
+domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher: SciFact's
+again, in 24 steps of 16 claims, with a teacher that can read: a causal language model, whose scores of other runs a table holds, so
+that a step asks it for few. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
+whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the
+last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is
+finished is not repeated.
 Prints the test questions' metrics, mean and standard deviation over the seeds, and paired tests against the encoder as it
 was.
 """
 
 import argparse
+import gzip
+import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from once import encoded, kept, last_of, trained, values_of
-from parts import divided, minilm, part_of
+from parts import divided, minilm, part_of, write_lines
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
@@ -64,6 +70,12 @@ MINILM = (
     *("--train.steps", "16", "--index.refresh-every", "1000", "--encoder.dtype", "bfloat16"),
 )
 TARGETS = {"posterior target": (), "ART as published": ("--art.prior-weight", "0")}
+SHUFFLED = "shuffled teacher"
+LONGER = ("--train.steps", "24", "--train.batch-size", "16", "--encoder.dtype", "float32")
+LANGUAGE_MODEL = (
+    *("--scorer.max-length", "384", "--scorer.max-question-length", "64", "--art.teacher-temperature", "0.2"),
+    *("--scorer.chunk", "2"),  # Few pairs of a step are new.
+)
 CURVE_STEPS = 200
 ABLATIONS = {
     "as configured": (),
@@ -78,7 +90,7 @@ ABLATIONS = {
     "write-back": ("--index.write-back",),
     "learning rate 1e-3": ("--optimizer.learning-rate", "1e-3"),
     "learning rate 1e-3, write-back": ("--optimizer.learning-rate", "1e-3", "--index.write-back"),
-    "shuffled teacher": ("--art.shuffle-teacher",),
+    SHUFFLED: ("--art.shuffle-teacher",),
 }
 
 
@@ -135,12 +147,37 @@ def compare_arms(
 def domains(args: argparse.Namespace) -> None:
     start = (*MINILM, "--encoder.path", str(args.model or minilm()))
     medquad = divided(args.data / "medquad", args.runs / "medquad", PASSAGES, SIZES, "train")
-    scifact = part_of(args.data / "scifact", args.runs / "scifact", ["train", "test"], PASSAGES)
+    scifact = scifact_part(args)
     for bed in (
         Bed("medquad", medquad, "train", ("test",), start),
         Bed("scifact", scifact, "train", ("test",), start),
     ):
         compare_arms(bed, {name: TARGETS[name] for name in args.arms or TARGETS}, args)
+
+
+def scifact_part(args: argparse.Namespace) -> Path:
+    return part_of(args.data / "scifact", args.runs / "scifact", ["train", "test"], PASSAGES)
+
+
+def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a table of scores, without the passages that a part of the corpus lacks."""
+    with gzip.open(table, "rt", encoding="utf-8") as lines:
+        for line in map(json.loads, lines):
+            pairs = [pair for pair in zip(line["document_ids"], line["scores"], strict=True) if pair[0] in corpus]
+            yield {**line, "document_ids": [id for id, _ in pairs], "scores": [score for _, score in pairs]}
+
+
+def teacher(args: argparse.Namespace) -> None:
+    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+    bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
+    if not args.scorer or not args.table:
+        raise SystemExit("the part `teacher` needs --scorer FOLDER and --table FILE")
+    known = args.runs / "scores.jsonl"
+    write_lines(known, scores_in(read_corpus(bed.folder), args.table))
+    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *LANGUAGE_MODEL)
+    of_it = {f"{args.scorer.name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
+    arms = {**of_it, "small T5, posterior target": (), SHUFFLED: (*reads, *ABLATIONS[SHUFFLED])}
+    compare_arms(bed, {name: arms[name] for name in args.arms or arms}, args)
 
 
 def ablations(args: argparse.Namespace) -> None:
@@ -164,15 +201,19 @@ def curve(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("domains", "ablations", "curve"))
+    parser.add_argument("part", choices=("domains", "teacher", "ablations", "curve"))
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
     parser.add_argument("--runs", type=Path, default=Path("runs/art"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
+    parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the part `teacher`")
+    parser.add_argument(
+        "--table", type=Path, help="its scores of SciFact's claims, as `jaxretr mine scores` writes them"
+    )
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
-    {"domains": domains, "ablations": ablations, "curve": curve}[args.part](args)
+    {"domains": domains, "teacher": teacher, "ablations": ablations, "curve": curve}[args.part](args)
 
 
 if __name__ == "__main__":

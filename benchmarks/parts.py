@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxretr.data.readers import qrels_path, read_beir
 
@@ -43,9 +44,9 @@ def part_of(source: Path, out: Path, splits: Sequence[str], passages: int) -> Pa
     for split in splits:
         shutil.copy(str(qrels_path(source, split)), out / f"qrels/{split}.tsv")
     questions = {question.id: question.text for beir in sets.values() for question in beir.questions}
-    _write_lines(out / "queries.jsonl", ({"_id": id, "text": text} for id, text in questions.items()))
+    write_lines(out / "queries.jsonl", ({"_id": id, "text": text} for id, text in questions.items()))
     rows = (corpus[row] for row in sorted(kept))
-    _write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in rows))
+    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in rows))
     return out
 
 
@@ -86,11 +87,12 @@ def divided(source: Path, out: Path, passages: int, sizes: Mapping[str, int], re
     for name, ids in parts.items():
         rows = [f"{id}\t{passage}\t{grade}\n" for id in ids for passage, grade in grades[id].items()]
         (out / f"qrels/{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
-    _write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in questions))
+    write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in questions))
     found = (beir.corpus[beir.corpus.row(id)] for id in beir.corpus.ids if id in kept)
-    _write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in found))
+    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in found))
     return out
 
 
-def _write_lines(path: Path, rows: Iterable[dict[str, str]]) -> None:
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -47,6 +47,7 @@ from jaxretr.runtime.errors import UserError as UserError
 from jaxretr.training.experiment import configs as configs
 from jaxretr.training.experiment import load_config as load_config
 from jaxretr.training.loop import train as train
+from jaxretr.training.report.blind import judge as judge
 from jaxretr.training.report.run_report import report as report
 from jaxretr.training.teacher_scores import mine_scores as mine_scores
 from jaxretr.version import __version__ as __version__

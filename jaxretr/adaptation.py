@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import EncodeDtype, MlmConfig, Optimizer, PretrainData, Train
-from jaxretr.data.corpus import Corpus
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
+from jaxretr.evaluate.evaluating import read_own_test
 from jaxretr.evaluate.measuring import TestSet, depth
-from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.searches import encoder_search, index_search
 from jaxretr.evaluate.significance import compare
 from jaxretr.indexes.exact.store import streamed
@@ -27,7 +24,6 @@ from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.hub import adapter_folder
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
-from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
@@ -121,7 +117,9 @@ def adapt(
     """
     check_finished(model)
     out = Path(out).expanduser()
-    passages, questions, judged = _read_input(corpus, queries, qrels, split)
+    passages, test = read_own_test(corpus, queries, qrels, split)
+    if test is None:
+        log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval metrics", source_of(corpus), split)
     _warn_if_not_apart(model)
     config = MlmConfig(
         name="adapt",
@@ -173,28 +171,10 @@ def adapt(
     }
 
     # ---- before and after --------------------------------------------------------------------------------------------
-    if questions:
-        report["retrieval"] = _compare_models(before, after, store, passages, questions, judged)
+    if test is not None:
+        report["retrieval"] = _compare_models(before, after, store, test)
     write_json(out / "report.json", report, indent=1)
     return Adapted(out, after, store, report)
-
-
-def _read_input(
-    corpus_path: Path_, queries: Path_ | None, qrels_path: Path_ | None, split: str
-) -> tuple[Corpus, list[Question], Qrels]:
-    """Return the corpus, and the questions and judgements that the report needs, if there are any."""
-    if (queries is None) != (qrels_path is None):
-        raise UsageError("queries= and qrels= go together; give both, or neither")
-    corpus = read_corpus(corpus_path)
-    if qrels_path is not None and queries is not None:
-        qrels = read_qrels(qrels_path)
-        return corpus, [question for question in read_questions(queries) if question.id in qrels], qrels
-    folder = source_of(corpus_path)
-    if not folder.is_dir() or split not in beir_splits(folder):
-        log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval metrics", folder, split)
-        return corpus, [], {}
-    beir = read_beir(folder, split)
-    return corpus, beir.questions, beir.qrels
 
 
 def _warn_if_not_apart(model: Path_) -> None:
@@ -229,12 +209,7 @@ def _with_encoder_of(model: DualEncoder, domain: DualEncoder) -> DualEncoder:
 
 
 def _compare_models(
-    before: DualEncoder,
-    after: DualEncoder,
-    store: EmbeddingStore,
-    corpus: Corpus,
-    questions: list[Question],
-    qrels: Qrels,
+    before: DualEncoder, after: DualEncoder, store: EmbeddingStore, on: TestSet
 ) -> dict[str, Mapping[str, Any]]:
     """Retrieval metrics of both models, with paired tests.
 
@@ -242,7 +217,6 @@ def _compare_models(
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
     """
     stored = streamed(store, Opening(str(store.folder), once=True))
-    searches = index_search(after, stored, None), encoder_search(before, corpus, None)
-    on = TestSet(questions, corpus, qrels)
+    searches = index_search(after, stored, None), encoder_search(before, on.corpus, None)
     a, b = (on(on.search(search, depth(METRICS)), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

@@ -20,17 +20,16 @@ from jaxretr.config import (
     Optimizer,
     Train,
 )
-from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.held_out import with_lowest_hashes
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import beir_splits, read_beir, read_qrels, read_questions
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
-from jaxretr.evaluate.evaluating import read_test_set
+from jaxretr.evaluate.evaluating import read_own_test
 from jaxretr.evaluate.measuring import TestSet, run_of
 from jaxretr.evaluate.report import Report
 from jaxretr.evaluate.searches import EncoderSearch, System, bm25_search, find_all, index_search
@@ -45,9 +44,9 @@ from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.storage.files import atomic_write, write_json
-from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, note_settings
 from jaxretr.training.loop import read_best, train
 
 log = logging.getLogger(__name__)
@@ -168,19 +167,27 @@ def adapt_to_documents(
     """
     at_least(0, round_trip=round_trip)
     at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size, max_length=max_length)
-    if (queries is None) != (qrels is None):
-        raise UsageError("queries= and qrels= go together; give both, or neither")
     check_finished(model)
     dtype = fastest_dtype() if dtype == "auto" else dtype
     out = Path(out).expanduser()
-    corpus, own = _read(documents, queries, qrels, split)
-    _begin(
+    corpus, own = read_own_test(documents, queries, qrels, split)
+    check_replaceable(out, "a model adapted to documents", lambda names: _COMMAND in names)
+    note_settings(
+        out / _COMMAND,
         out,
         {
-            "documents": corpus.fingerprint(),
-            **{name: str(value) for name, value in {"model": model, "generator": generator, "scorer": scorer}.items()},
-            "settings": [passages, per_passage, template, prompt_length, round_trip, steps, batch_size, max_length],
-            "training": [learning_rate, teacher_temperature, seed, dtype],
+            "documents": {"files": [str(documents)], "sha256": corpus.fingerprint()},
+            "model": str(model),
+            "generator": str(generator),
+            "scorer": None if scorer is None else str(scorer),
+            **{"passages": passages, "per_passage": per_passage, "template": template, "prompt_length": prompt_length},
+            **{"round_trip": round_trip, "steps": steps, "batch_size": batch_size, "max_length": max_length},
+            **{
+                "learning_rate": learning_rate,
+                "teacher_temperature": teacher_temperature,
+                "seed": seed,
+                "dtype": dtype,
+            },
         },
     )
     seconds: dict[str, float] = {}
@@ -284,38 +291,6 @@ def adapt_to_documents(
     }
     write_json(out / "report.json", report, indent=1)
     return AdaptedToDocuments(out, after, store, comparison, report)
-
-
-# ---- input -----------------------------------------------------------------------------------------------------------
-
-
-def _read(documents: Path_, queries: Path_ | None, qrels: Path_ | None, split: str) -> tuple[Corpus, TestSet | None]:
-    """Return the corpus, and the user's questions with judgements, if there are any."""
-    if queries is not None and qrels is not None:
-        test = read_test_set(read_questions(queries), documents, read_qrels(qrels), (queries, qrels))
-        return test.corpus, test
-    folder = source_of(documents)
-    if not (folder.is_dir() and split in beir_splits(folder)):
-        return read_corpus(documents), None
-    beir = read_beir(folder, split)
-    return beir.corpus, TestSet(beir.questions, beir.corpus, beir.qrels)
-
-
-def _begin(out: Path, settings: dict[str, Any]) -> None:
-    """Note the settings, or compare them with those of an interrupted call."""
-    place = out / _COMMAND
-    if not place.is_file():
-        if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out}: contains something else; give a new or empty folder as out=")
-        write_json(place, settings, indent=1)
-        return
-    noted = read_object(place, f"remove {out} and run the command again")
-    for name, value in settings.items():
-        if noted.get(name) != value:
-            raise UserError(
-                f"{out}: was begun with other {name} ({noted.get(name)}) than {value}; use those again, or give another "
-                "folder as out="
-            )
 
 
 # ---- questions and negatives -----------------------------------------------------------------------------------------

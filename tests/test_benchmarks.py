@@ -432,13 +432,24 @@ def test_index_aware(main: Main, data: Path, encoder: Path, tmp_path: Path, monk
     assert row and 19 <= float(row[1]) < float(row[2]) <= 30, "codes spread the first 20 over more candidates"
 
 
-def test_art_encoders(main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path, monkeypatch) -> None:
+def test_art_encoders(
+    main: Main, data: Path, encoder: Path, minilm: Path, tiny_models: Path, tmp_path: Path, monkeypatch
+) -> None:
     module = importlib.import_module("art_encoders")
     monkeypatch.setattr(module, "PASSAGES", 30)
     monkeypatch.setattr(module, "SIZES", {"test": 2})
     words = ["--data", data, "--runs", tmp_path, "--seeds", 0]
     printed = main(module, "domains", *words, "--model", minilm, "--settings", *SHORT)
     assert printed.count("\n| ART as published | ") == 2 and "- the encoder as it comes, mrr@10" in printed
+    known, dropped = list(read_beir(tmp_path / "scifact", "train").corpus.ids[:3]), "not in the part"
+    asked = read_beir(tmp_path / "scifact", "train").questions[0].id
+    line = {"query_id": asked, "document_ids": [dropped, *known], "scores": [0.0, -1.0, -2.0, -3.0]}
+    table = tmp_path / "table.jsonl.gz"
+    table.write_bytes(gzip.compress(json.dumps(line).encode()))
+    teacher = ["--scorer", tiny_models / "scorer", "--table", table, "--arms", "scorer, posterior target"]
+    printed = main(module, "teacher", *words, "--model", minilm, *teacher, "--settings", *SHORT)
+    assert "\n| scorer, posterior target | " in printed
+    assert json.loads((tmp_path / "scores.jsonl").read_text())["document_ids"] == known
     printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():

@@ -61,6 +61,7 @@ RUN_BY = {
     "export --to vertex": "exports/test_export_index.py",
     "fuse": "indexes/test_fusion.py",
     "generate": "mining/test_generated.py",
+    "judge": "training/report/test_blind.py",
     "mine": "mining/test_mining.py",
     "mine --scorer": "mining/test_scorer_filter.py",
     "mine lexical": "cli/test_mine_lexical.py",

@@ -28,6 +28,7 @@ _OPTIONS = (
     "serve",
     "evaluate",
     "report",
+    "judge",
     "bm25",
     "mine",
     "mine_lexical",

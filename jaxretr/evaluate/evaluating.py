@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels
+from jaxretr.data.readers import BeirSet, beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.run_reading import has_question_ids, read_run
 from jaxretr.data.runs import questions_of
+from jaxretr.data.source import source_of
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.measuring import (
@@ -94,7 +95,7 @@ def evaluate_model(
     for name in metrics:
         measures.parse(name)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
-    compared = _read_baselines(baselines, data.questions, dtype, batch_size)
+    compared = read_systems(baselines, data.questions, dtype, batch_size)
     from jaxretr.embeddings.encoding import loaded, name_of
     from jaxretr.indexes.opening import opened
 
@@ -189,7 +190,7 @@ def evaluate_run(
         files = [file for file in (run, *baselines) if isinstance(file, str | Path) and not _is_searched(file)]
         check_texts(files, corpus, queries, next(filter(_is_searched, baselines), None), rerank is not None)
     questions = questions_of((queries if answers is None else answers) or ())
-    compared = _read_baselines(baselines, questions, dtype, batch_size)
+    compared = read_systems(baselines, questions, dtype, batch_size)
     loaded_run = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     if answers is not None and not any(question.answers for question in questions):
@@ -267,6 +268,33 @@ def read_test_set(
     return TestSet(questions, passages, judged, match, relevance_level)
 
 
+def read_own_test(
+    corpus: _Path, queries: _Path | None, qrels: _Path | None, split: str
+) -> tuple[Corpus, TestSet | None]:
+    """Read a corpus, and the questions with judgements that are given with it or lie in its folder.
+
+    Args:
+      corpus: the passages; a BEIR folder may have the questions, too.
+      queries: the questions; None: those of the folder, if there are any.
+      qrels: their judgements; None likewise.
+      split: the split of a BEIR folder's judgements.
+
+    Raises:
+      UsageError: queries without qrels, or the reverse.
+      UserError: a file cannot be read, or none of the questions is judged.
+    """
+    if (queries is None) != (qrels is None):
+        raise UsageError("queries= and qrels= go together; give both, or neither")
+    if queries is not None and qrels is not None:
+        test = read_test_set(read_questions(queries), corpus, read_qrels(qrels), (queries, qrels))
+        return test.corpus, test
+    folder = source_of(corpus)
+    if not (folder.is_dir() and split in beir_splits(folder)):
+        return read_corpus(corpus), None
+    beir = read_beir(folder, split)
+    return beir.corpus, TestSet(beir.questions, beir.corpus, beir.qrels)
+
+
 def _named(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "the given data"
 
@@ -283,10 +311,21 @@ def _is_searched(baseline: _Path) -> bool:
     return is_hub_name(str(baseline))
 
 
-def _read_baselines(
+def read_systems(
     names: Sequence[_Path], questions: Sequence[Question], dtype: "EncodeDtype", batch_size: int | None
 ) -> list[System]:
-    """Read the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus."""
+    """Read the runs of systems, see `read_run`; BM25 and models, which search later, are functions of the corpus.
+
+    Args:
+      names: runs, as files; models, as folders or hub names; "bm25" is BM25.
+      questions: those of runs without ids of them.
+      dtype: precision of the models.
+      batch_size: texts per batch of them.
+
+    Raises:
+      UsageError: one is named twice.
+      UserError: a run cannot be read, or a training run has no model yet.
+    """
     if len(names) != len({str(name) for name in names}):
         raise UsageError("a baseline is named twice; name each once")
 

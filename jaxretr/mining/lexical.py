@@ -22,7 +22,7 @@ from jaxretr.mining.teachers import RunTeacher, Task, file_digest, parse_teacher
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import write_json
-from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
+from jaxretr.runtime.storage.sealed_folder import check_replaceable, check_same_settings, note_settings
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def mine_lexical(
     }
     if is_lexical_set(folder):
         found = LexicalSet.open(folder)
-        _check_same(folder, found.settings, settings)
+        check_same_settings(folder, found.settings, settings)
         log.info("%s is finished already", folder)
         shutil.rmtree(folder / _WORK, ignore_errors=True)
         return found
@@ -222,33 +222,8 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
         # Unfinished files of a killed call; finished ones have other names.
         for leftover in each.glob(".*.part"):
             leftover.unlink(missing_ok=True)
-    if not place.is_file():
-        write_json(place, settings, indent=1, ensure_ascii=False)
-        return
-    noted = read_object(place, f"remove {folder} and run the command again")
-    _check_same(folder, noted, settings)
-    log.info("%s: continuing an interrupted run", folder)
-
-
-def _check_same(folder: Path, noted: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for name, value in json.loads(json.dumps(wanted)).items():
-        there = noted.get(name)
-        # The place of a file does not matter.
-        if _without_files(there) != _without_files(value):
-            raise UserError(
-                f"{folder}: was begun with another {name}= ({_shown(there)}) than {_shown(value)}; use that again, or "
-                "give another folder as out="
-            )
-
-
-def _without_files(value: Any) -> Any:
-    return {name: each for name, each in value.items() if name != "files"} if isinstance(value, dict) else value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return " and ".join(value["files"]) if isinstance(value, dict) and "files" in value else json.dumps(value)
+    if note_settings(place, folder, settings):
+        log.info("%s: continuing an interrupted run", folder)
 
 
 # ---- queries ---------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ COMMANDS = (
     "search",
     "evaluate",
     "report",
+    "judge",
     "bm25",
     "export",
     "verify",

@@ -90,7 +90,7 @@ def test_a_model_is_trained_on_generated_questions_and_compared(
     np.testing.assert_allclose(vectors, adapted.store.rows(0, 3), atol=1e-5)  # Other batches round otherwise.
     assert json.loads((out / "report.json").read_text())["compared_on"] == adapted.report["compared_on"]
 
-    with pytest.raises(UserError, match="was begun with other settings"):
+    with pytest.raises(UserError, match="was begun with another per_passage="):
         jaxretr.adapt_to_documents(documents, **{**arguments, "per_passage": 3})
 
 
@@ -138,6 +138,6 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     (tmp_path / "full/file").touch()
     words[-1] = str(tmp_path / "full")
     assert main([*words, "--generator", str(tiny_models / "scorer")]) == 1
-    assert "contains something else; give a new or empty folder as --out" in the_error(capsys)
+    assert "holds something else than a model adapted to documents (file); choose another folder" in the_error(capsys)
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--queries", "q.jsonl"]) == 2
     assert "--queries and --qrels go together" in the_error(capsys)
