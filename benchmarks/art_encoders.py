@@ -7,7 +7,7 @@
 
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher: SciFact's
 again, in 24 steps of 16 claims, with a teacher that can read: a causal language model, whose scores of other runs a table holds, so
-that a step asks it for few. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
+that a step asks it for few; with --embedded the package's data and encoder. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
 whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the
 last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is
 finished is not repeated.
@@ -73,9 +73,10 @@ TARGETS = {"posterior target": (), "ART as published": ("--art.prior-weight", "0
 SHUFFLED = "shuffled teacher"
 LONGER = ("--train.steps", "24", "--train.batch-size", "16", "--encoder.dtype", "float32")
 LANGUAGE_MODEL = (
-    *("--scorer.max-length", "384", "--scorer.max-question-length", "64", "--art.teacher-temperature", "0.2"),
+    *("--scorer.max-question-length", "64", "--art.teacher-temperature", "0.2"),
     *("--scorer.chunk", "2"),  # Few pairs of a step are new.
 )
+EMBEDDED = ("--train.steps", "48", "--art.top-k", "16")
 CURVE_STEPS = 200
 ABLATIONS = {
     "as configured": (),
@@ -168,15 +169,29 @@ def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
 
 
 def teacher(args: argparse.Namespace) -> None:
-    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-    bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
     if not args.scorer or not args.table:
         raise SystemExit("the part `teacher` needs --scorer FOLDER and --table FILE")
-    known = args.runs / "scores.jsonl"
+    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+    bed = (
+        Bed("embedded_longer", QUICKSTART, "train", ("test",), EMBEDDED)
+        if args.embedded
+        else Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
+    )
+    known = args.runs / f"{bed.name}_scores.jsonl"
     write_lines(known, scores_in(read_corpus(bed.folder), args.table))
-    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *LANGUAGE_MODEL)
+    length = "192" if args.embedded else "384"  # As the tables were made.
+    reads = (
+        "--scorer.path",
+        str(args.scorer),
+        "--table.path",
+        str(known),
+        *LANGUAGE_MODEL,
+        "--scorer.max-length",
+        length,
+    )
     of_it = {f"{args.scorer.name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
-    arms = {**of_it, "small T5, posterior target": (), SHUFFLED: (*reads, *ABLATIONS[SHUFFLED])}
+    of_t5 = {f"small T5, {target}": words for target, words in TARGETS.items()}
+    arms = {**of_it, **of_t5, SHUFFLED: (*reads, *ABLATIONS[SHUFFLED])}
     compare_arms(bed, {name: arms[name] for name in args.arms or arms}, args)
 
 
@@ -211,6 +226,7 @@ def main() -> None:
     parser.add_argument(
         "--table", type=Path, help="its scores of SciFact's claims, as `jaxretr mine scores` writes them"
     )
+    parser.add_argument("--embedded", action="store_true", help="its part `teacher` on the package's data and encoder")
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
     {"domains": domains, "teacher": teacher, "ablations": ablations, "curve": curve}[args.part](args)

@@ -16,6 +16,7 @@ from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.embeddings.fingerprints import texts_fingerprint
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
+from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.teachers import T5Teacher, Teacher
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.notes import note
@@ -49,6 +50,27 @@ from jaxretr.training.steps.teaching import Teaching
 
 log = logging.getLogger(__name__)
 
+LANGUAGE_MODEL = (0.2, 1.0)
+"""The teacher's temperature and the prior's weight that suited a causal language model."""
+
+
+def note_temperature(config: ArtConfig, teacher: Teacher) -> None:
+    """Say what suits a teacher that is no T5; the shipped configs' own is for the log-probabilities of a small T5."""
+    if isinstance(teacher, T5Teacher):
+        return
+    suits = "their spread decides what suits it: compare a few values on held-out questions"
+    if isinstance(teacher.config, CausalLmConfig):
+        temperature, prior = LANGUAGE_MODEL
+        suits = f"{temperature:g} and {prior:g} suited SmolLM2-135M (docs/results/art.md)"
+    note(
+        log.info,
+        "art.teacher_temperature=%g, with art.prior_weight=%g, divides the scores of %s, which is no T5; %s",
+        config.art.teacher_temperature,
+        config.art.prior_weight,
+        config.scorer.path,
+        suits,
+    )
+
 
 class ArtRun(CorpusRun):
     """An ART run."""
@@ -57,15 +79,7 @@ class ArtRun(CorpusRun):
         super().__init__(config, mesh, workdir)
         placed = OnDevices(mesh)
         self.scorer = load_teacher(config.scorer, placed)
-        if not isinstance(self.scorer.teacher, T5Teacher):
-            # The shipped configs' own is for the log-probabilities of a small T5.
-            note(
-                log.info,
-                "art.teacher_temperature=%g divides the scores of %s, which is no T5; their spread decides what suits it: "
-                "compare a few values on held-out questions",
-                config.art.teacher_temperature,
-                config.scorer.path,
-            )
+        note_temperature(config, self.scorer.teacher)
         self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         texts = read_art_texts(config.data, self.stores)
         self.corpus, self.questions = texts.corpus, texts.questions
