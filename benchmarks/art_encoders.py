@@ -171,15 +171,15 @@ def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
 def teacher(args: argparse.Namespace) -> None:
     if not args.scorer or not args.table:
         raise SystemExit("the part `teacher` needs --scorer FOLDER and --table FILE")
-    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-    bed = (
-        Bed("embedded_longer", QUICKSTART, "train", ("test",), EMBEDDED)
-        if args.embedded
-        else Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
-    )
-    known = args.runs / f"{bed.name}_scores.jsonl"
+    if args.embedded:
+        length, start = "192", (*EMBEDDED, *(("--encoder.path", str(args.model)) if args.model else ()))
+        bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), start)
+    else:
+        length, start = "384", (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+        bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
+    name = args.scorer.name
+    known = args.runs / f"{bed.name}_{name}_scores.jsonl"
     write_lines(known, scores_in(read_corpus(bed.folder), args.table))
-    length = "192" if args.embedded else "384"  # As the tables were made.
     reads = (
         "--scorer.path",
         str(args.scorer),
@@ -189,9 +189,9 @@ def teacher(args: argparse.Namespace) -> None:
         "--scorer.max-length",
         length,
     )
-    of_it = {f"{args.scorer.name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
+    of_it = {f"{name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
     of_t5 = {f"small T5, {target}": words for target, words in TARGETS.items()}
-    arms = {**of_it, **of_t5, SHUFFLED: (*reads, *ABLATIONS[SHUFFLED])}
+    arms = {**of_it, **of_t5, f"{name}, {SHUFFLED}": (*reads, *ABLATIONS[SHUFFLED])}
     compare_arms(bed, {name: arms[name] for name in args.arms or arms}, args)
 
 
@@ -224,9 +224,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the part `teacher`")
     parser.add_argument(
-        "--table", type=Path, help="its scores of SciFact's claims, as `jaxretr mine scores` writes them"
+        "--table", type=Path, help="its scores of the training questions, gzipped, as `jaxretr mine scores` writes them"
     )
-    parser.add_argument("--embedded", action="store_true", help="its part `teacher` on the package's data and encoder")
+    parser.add_argument("--embedded", action="store_true", help="`teacher` on the package's data and encoder")
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
     {"domains": domains, "teacher": teacher, "ablations": ablations, "curve": curve}[args.part](args)

@@ -112,7 +112,7 @@ def adapt(
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
 
     Raises:
-      UserError: the model or a file cannot be read.
+      UserError: the model or a file cannot be read, or none of `queries` is judged.
       UsageError: `queries` without `qrels`, or the reverse.
     """
     check_finished(model)

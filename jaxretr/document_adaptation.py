@@ -25,6 +25,7 @@ from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.held_out import with_lowest_hashes
+from jaxretr.data.made_of import note_settings
 from jaxretr.data.questions import Question
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
@@ -46,7 +47,7 @@ from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.storage.files import atomic_write, write_json
-from jaxretr.runtime.storage.sealed_folder import check_replaceable, note_settings
+from jaxretr.runtime.storage.sealed_folder import check_replaceable
 from jaxretr.training.loop import read_best, train
 
 log = logging.getLogger(__name__)

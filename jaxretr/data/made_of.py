@@ -1,4 +1,5 @@
-"""Records of what a file was made from, for formats without room for that: `FILE.made_of.json` next to the file.
+"""Records of what a file was made from, for formats without room for that: `FILE.made_of.json` next to the file; and of what a
+folder was begun with, which an interrupted call compares with what it is asked for now.
 
 The record holds the file's own hash, so it does not apply to a file that was edited or replaced since.
 """
@@ -7,9 +8,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.storage.files import open_descriptor, sha256, write_json
+from jaxretr.runtime.storage.sealed_folder import read_object
 
 log = logging.getLogger(__name__)
 
@@ -61,3 +65,59 @@ def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], 
 
 def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.made_of.json")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def note_settings(place: Path, folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Note what a call was asked for, or compare it with what an interrupted one noted.
+
+    Args:
+      place: the file with the settings.
+      folder: the folder that the call writes, for errors.
+      settings: {name of the argument: its value}, see `check_same_settings`.
+
+    Returns:
+      Whether this goes on with an interrupted call.
+
+    Raises:
+      UserError: that one was asked for something else.
+    """
+    if not place.is_file():
+        write_json(place, settings, indent=1, ensure_ascii=False)
+        return False
+    check_same_settings(folder, read_object(place, f"remove {folder} and run the command again"), settings)
+    return True
+
+
+def check_same_settings(folder: Path, noted: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise UserError where a folder was begun with other settings.
+
+    Args:
+      folder: the folder, for the error.
+      noted: the settings that it was begun with.
+      wanted: those asked for now. Of a value {"files": names, ...} the names are only shown: a file may move.
+    """
+    for name, value in json.loads(json.dumps(wanted)).items():
+        there = noted.get(name)
+        if _without_files(there) != _without_files(value):
+            if _shown(there) == _shown(value):
+                raise UserError(
+                    f"{folder}: {name}= ({_shown(value)}) has changed since it was begun; put the old contents back, or give "
+                    "another folder as out="
+                )
+            raise UserError(
+                f"{folder}: was begun with another {name}= ({_shown(there)}) than {_shown(value)}; use that again, or "
+                "give another folder as out="
+            )
+
+
+def _without_files(value: Any) -> Any:
+    return {name: each for name, each in value.items() if name != "files"} if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return " and ".join(value["files"]) if isinstance(value, dict) and "files" in value else json.dumps(value)

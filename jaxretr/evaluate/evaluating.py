@@ -327,7 +327,7 @@ def read_systems(
       UserError: a run cannot be read, or a training run has no model yet.
     """
     if len(names) != len({str(name) for name in names}):
-        raise UsageError("a baseline is named twice; name each once")
+        raise UsageError("a system is named twice; name each once")
 
     def search_with(model: _Path) -> Callable[[Corpus], Search]:
         from jaxretr.models.combined_encoder import load_encoder

@@ -14,6 +14,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import DEV, SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
+from jaxretr.data.made_of import check_same_settings, note_settings
 from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.indexes.bm25.words import Bm25Settings
@@ -22,7 +23,7 @@ from jaxretr.mining.teachers import RunTeacher, Task, file_digest, parse_teacher
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import write_json
-from jaxretr.runtime.storage.sealed_folder import check_replaceable, check_same_settings, note_settings
+from jaxretr.runtime.storage.sealed_folder import check_replaceable
 
 log = logging.getLogger(__name__)
 

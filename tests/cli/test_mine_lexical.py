@@ -11,6 +11,7 @@ import jaxretr
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
+from jaxretr.data.made_of import note_settings
 from jaxretr.data.questions import read_questions
 from jaxretr.data.sentences import split_sentences
 from jaxretr.embeddings import embedding_store, encoding
@@ -21,6 +22,7 @@ from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining import lexical, teachers
 from jaxretr.mining.sentence_queries import Sampling
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.runtime.errors import UserError
 
 DATA = Path(__file__).parents[1] / "data"
 CORPUS = DATA / "wiki_qa" / "corpus.jsonl"
@@ -372,3 +374,17 @@ def test_plain_mine_is_as_it_was(tmp_path: Path, capsys):
     for words, text in ((["mine", "--help"], "jaxretr mine lexical"), (["mine", "lexical", "--help"], "--teacher")):
         assert cli.main(words) == 0
         assert text in capsys.readouterr().out
+
+
+def test_a_file_that_changed_is_said_to_have_changed(tmp_path: Path) -> None:
+    """The error does not tell anybody to use a file of the same name again."""
+    begun = {"corpus": {"files": ["d.jsonl"], "sha256": "a"}, "seed": 0}
+    assert not note_settings(tmp_path / "settings.json", tmp_path, begun)
+    moved = {"corpus": {"files": ["e.jsonl"], "sha256": "a"}, "seed": 0}
+    assert note_settings(tmp_path / "settings.json", tmp_path, moved), "a file may move"
+    for corpus, words in (
+        ({"files": ["d.jsonl"], "sha256": "b"}, r"corpus= \(d.jsonl\) has changed since it was begun"),
+        ({"files": ["e.jsonl"], "sha256": "b"}, r"another corpus= \(d.jsonl\) than e.jsonl; use that again"),
+    ):
+        with pytest.raises(UserError, match=words):
+            note_settings(tmp_path / "settings.json", tmp_path, {**begun, "corpus": corpus})

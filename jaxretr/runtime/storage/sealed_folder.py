@@ -9,13 +9,13 @@ A folder is one of a format and version, which its description (meta.json, manif
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from jaxretr.runtime.errors import UserError, reason, some_names
-from jaxretr.runtime.storage.files import sha256, write_json, write_whole
+from jaxretr.runtime.storage.files import sha256, write_whole
 from jaxretr.runtime.storage.paths import as_path, files_below, is_remote
 from jaxretr.runtime.storage.retries import retried
 
@@ -45,57 +45,6 @@ def check_replaceable(
             f"{folder}: holds something else than {what} ({some_names(foreign or there)}); choose another folder, or "
             "empty it"
         )
-
-
-# ---- folders that an interrupted call left ---------------------------------------------------------------------------
-
-
-def note_settings(place: Path, folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Note what a call was asked for, or compare it with what an interrupted one noted.
-
-    Args:
-      place: the file with the settings.
-      folder: the folder that the call writes, for errors.
-      settings: {name of the argument: its value}, see `check_same_settings`.
-
-    Returns:
-      Whether this goes on with an interrupted call.
-
-    Raises:
-      UserError: that one was asked for something else.
-    """
-    if not place.is_file():
-        write_json(place, settings, indent=1, ensure_ascii=False)
-        return False
-    check_same_settings(folder, read_object(place, f"remove {folder} and run the command again"), settings)
-    return True
-
-
-def check_same_settings(folder: Path, noted: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise UserError where a folder was begun with other settings.
-
-    Args:
-      folder: the folder, for the error.
-      noted: the settings that it was begun with.
-      wanted: those asked for now. Of a value {"files": names, ...} the names are only shown: a file may move.
-    """
-    for name, value in json.loads(json.dumps(wanted)).items():
-        there = noted.get(name)
-        if _without_files(there) != _without_files(value):
-            raise UserError(
-                f"{folder}: was begun with another {name}= ({_shown(there)}) than {_shown(value)}; use that again, or "
-                "give another folder as out="
-            )
-
-
-def _without_files(value: Any) -> Any:
-    return {name: each for name, each in value.items() if name != "files"} if isinstance(value, dict) else value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return " and ".join(value["files"]) if isinstance(value, dict) and "files" in value else json.dumps(value)
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------

@@ -1,29 +1,31 @@
 """`jaxretr.judge`: two systems side by side on one's own questions, without names, for somebody to say which is better."""
 
 import hashlib
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-from markupsafe import Markup
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.runs import questions_of, ranked_ids
 from jaxretr.evaluate.evaluating import read_systems
-from jaxretr.evaluate.measuring import OF_QRELS, TestSet
+from jaxretr.evaluate.measuring import Run, TestSet
 from jaxretr.evaluate.report import overlap
 from jaxretr.evaluate.searches import find_all
-from jaxretr.indexes.bm25.words import stems_of
-from jaxretr.runtime.errors import UsageError, UserError
-from jaxretr.runtime.storage.files import atomic_write
-from jaxretr.training.report.examples import common_stems, marked
+from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.storage.files import atomic_write, check_output
 
 if TYPE_CHECKING:
     from jaxretr.config import EncodeDtype
+
+log = logging.getLogger(__name__)
+
+# Passages of each question that the rank-biased overlap looks at.
+_OVERLAP = 100
 
 _TEMPLATE = Path(__file__).with_name("blind.html")
 
@@ -36,8 +38,8 @@ class BlindPage:
       out: the page.
       shown: the ids of the questions on it, in its order.
       same: the number of questions for which both systems find the same first passages in the same order.
-      asked: the number of all questions.
-      overlap: the mean rank-biased overlap of both systems' first hundred passages over all questions, in [0, 1].
+      asked: the number of questions for which both find something.
+      overlap: the mean rank-biased overlap of both systems' first hundred passages over these, in [0, 1].
     """
 
     out: Path
@@ -60,8 +62,8 @@ class _Shown(NamedTuple):
     text: str
     left: int
     """The system on the left, 0 or 1."""
-    sides: list[list[tuple[Markup, Markup]]]
-    """Titles and texts of the passages on the left, and on the right."""
+    sides: list[list[tuple[str, str]]]
+    """Titles and texts of the passages on the left, and of as many on the right."""
 
 
 def judge(
@@ -79,9 +81,10 @@ def judge(
 ) -> BlindPage:
     """Write a page on which a person judges two systems question by question, without knowing which is which.
 
-    For each question both systems' first passages stand side by side, left and right at random. The page counts the votes,
-    keeps them in the browser, and tests them by an exact two-sided sign test, in which "equal" does not count; it names the
-    systems when it is asked to, after which it takes no more votes. It needs no judgements and no network.
+    For each question both systems' first passages stand side by side, left and right at random, and as many of both. Nothing
+    else tells them apart: neither names nor scores, nor the question's words, of which BM25's passages have more. The page
+    counts the votes, keeps them in the browser, and tests them by an exact two-sided sign test, in which "equal" does not
+    count; it names the systems when it is asked to, after which it takes no more votes. It needs no judgements and no network.
 
     Args:
       first: a model, as a folder or hub name; a run, as a file; or bm25.
@@ -89,58 +92,63 @@ def judge(
       corpus: the passages.
       queries: the questions: JSON lines, tab-separated, or a .txt with one a line.
       out: the page, an .html; an older one is replaced.
-      hits: passages shown of each system.
-      count: questions shown, drawn from those whose first `hits` passages differ.
+      hits: passages shown of each system, fewer where one finds fewer.
+      count: questions shown, drawn from those whose first passages differ.
       seed: of the draw and of the sides.
       dtype: precision of the models.
       batch_size: texts per batch; by default chosen for the device.
 
+    Questions for which one of them finds nothing are left out, with a warning that counts them.
+
     Raises:
-      UsageError: one system twice, or numbers below 1.
-      UserError: a file cannot be read, a run has none of the questions or a passage that is not in the corpus, or both
-        systems find the same for every question.
+      UsageError: one system twice, numbers below 1, or a page that is no .html.
+      UserError: a file cannot be read or written, a run has none of the questions or a passage that is not in the corpus, or
+        both systems find the same for every question.
     """
-    if hits < 1 or count < 1:
-        raise UsageError(f"hits and count must be at least 1, not {hits} and {count}")
+    at_least(1, hits=hits, count=count)
     path = Path(out).expanduser()
-    if path.is_dir():
-        raise UsageError(f"{out}: is a folder; give a file, such as {path / 'judge.html'}")
+    if path.suffix != ".html":
+        raise UsageError(f"out={out}: the page is an .html; end its name so, and no other file is replaced")
+    check_output(path)
     questions = questions_of(queries)
     systems = read_systems([first, second], questions, dtype, batch_size)
     on = TestSet(questions, corpus if isinstance(corpus, Corpus) else read_corpus(corpus))
-    found = find_all(systems, on, OF_QRELS)
-    for name, run in found:
-        if not any(run.get(question.id) for question in questions):
-            raise UserError(f"{name}: has none of the questions; check that the ids agree")
-    runs = [run for _, run in found]
-    firsts = [[ranked_ids(run.get(question.id, {}), hits) for run in runs] for question in questions]
-    differ = [number for number, (a, b) in enumerate(firsts) if a != b]
+    runs = dict(find_all(systems, on, (f"recall@{hits}", f"recall@{max(hits, _OVERLAP)}")))
+    asked = [question for question in questions if all(run.get(question.id) for run in runs.values())]
+    for name, run in runs.items():
+        if lacks := sum(not run.get(question.id) for question in questions):
+            if lacks == len(questions):
+                raise UserError(f"{name}: has none of the questions; check that the ids agree")
+            log.warning("%s: finds nothing for %d of %d questions; they are left out", name, lacks, len(questions))
+    found = {question.id: _firsts(on.corpus, question.id, runs, hits) for question in asked}
+    differ = [question for question in asked if found[question.id][0] != found[question.id][1]]
     if not differ:
         raise UserError(
             f"{first} and {second} find the same first {hits} passages for every question; nothing to judge"
         )
     draw = random.Random(seed)
-    chosen = draw.sample(differ, min(count, len(differ)))
-    common = common_stems(on.corpus)
     shown: list[_Shown] = []
-    for number in chosen:
-        order = draw.sample((0, 1), 2)
-        words = set(stems_of(questions[number].text)) - common
-        sides = [[_passage(on.corpus, id, words, found[side][0]) for id in firsts[number][side]] for side in order]
-        shown.append(_Shown(questions[number].id, questions[number].text, order[0], sides))
+    for question in draw.sample(differ, min(count, len(differ))):
+        left = draw.randrange(2)
+        sides = found[question.id]
+        shown.append(_Shown(question.id, question.text, left, [sides[left], sides[1 - left]]))
     with atomic_write(path) as file:
-        file.write(_page(shown, [name for name, _ in found]))
-    ids = [question.id for question in questions]
-    rbo = overlap(runs[0], runs[1], ids)
-    return BlindPage(path, tuple(ids[number] for number in chosen), len(questions) - len(differ), len(questions), rbo)
+        file.write(_page(shown, list(runs)))
+    rbo = overlap(*runs.values(), [question.id for question in asked])
+    return BlindPage(path, tuple(each.id for each in shown), len(asked) - len(differ), len(asked), rbo)
 
 
-def _passage(corpus: Corpus, id: str, words: set[str], system: str) -> tuple[Markup, Markup]:
-    """A passage's title and text, with the question's words marked."""
-    if id not in corpus:
-        raise UserError(f"{system}: passage '{id}' is not in the corpus; give the corpus that was searched")
-    row = corpus.row(id)
-    return marked(corpus.titles[row], words), marked(corpus.texts[row], words)
+def _firsts(corpus: Corpus, question: str, runs: Mapping[str, Run], hits: int) -> list[list[tuple[str, str]]]:
+    """Titles and texts of each run's first passages for a question, as many of each."""
+    ranked = {name: ranked_ids(run[question], hits) for name, run in runs.items()}
+    least = min(map(len, ranked.values()))
+    found: list[list[tuple[str, str]]] = []
+    for name, ids in ranked.items():
+        if missing := next((id for id in ids if id not in corpus), None):
+            raise UserError(f"{name}: passage '{missing}' is not in the corpus; give the corpus that was searched")
+        rows = map(corpus.row, ids[:least])
+        found.append([(corpus.titles[row], corpus.texts[row]) for row in rows])
+    return found
 
 
 def _page(shown: Sequence[_Shown], names: Sequence[str]) -> str:
@@ -148,5 +156,5 @@ def _page(shown: Sequence[_Shown], names: Sequence[str]) -> str:
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     # The browser keeps the votes under this key: those of other questions, systems or sides are not taken for this page's.
-    key = hashlib.sha256(repr((shown, names)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((shown, names)).encode(errors="surrogatepass")).hexdigest()[:16]
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(shown=shown, names=names, key=key)

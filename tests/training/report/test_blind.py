@@ -1,5 +1,6 @@
 """`jaxretr judge`: a page that shows two systems without their names, and tests the votes."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> BlindPage:
     rows = [BEIR.corpus[row] for row in range(len(docs))]
     rows[4] = Passage(docs[4], HOSTILE, f"{HOSTILE} {BEIR.questions[3].text}")
     corpus = Corpus.from_passages(rows)
+    # Ids that are names of every object in JavaScript.
+    odd = dict(zip(IDS, ["constructor", "__proto__", *IDS[2:]], strict=True))
+    first, second = ({odd[id]: ids for id, ids in run.items()} for run in (first, second))
+    questions = [dataclasses.replace(question, id=odd[question.id]) for question in BEIR.questions]
     runs = [run_file(folder / "first.trec", first), run_file(folder / "second.trec", second)]
-    return judge(*runs, corpus=corpus, queries=BEIR.questions, out=folder / "page.html", hits=3)
+    return judge(*runs, corpus=corpus, queries=questions, out=folder / "page.html", hits=3)
 
 
 def test_questions_on_which_the_systems_differ_are_shown(page: BlindPage) -> None:
-    assert sorted(page.shown) == sorted(IDS[1:]) and (page.same, page.asked) == (1, len(IDS))
+    assert sorted(page.shown) == sorted(["__proto__", *IDS[2:]]) and (page.same, page.asked) == (1, len(IDS))
     assert 0 < page.overlap < 1
     text = page.out.read_text(encoding="utf-8")
     assert "http" not in text.replace("https://", "http"), "nothing to fetch"
@@ -50,9 +55,26 @@ def test_questions_on_which_the_systems_differ_are_shown(page: BlindPage) -> Non
     assert lefts == {"0", "1"}, "each system is on both sides"
 
 
+def test_nothing_on_the_page_tells_which_is_which(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    docs = list(BEIR.corpus.ids)
+    copies = Corpus.from_passages(
+        [*(BEIR.corpus[row] for row in range(20)), dataclasses.replace(BEIR.corpus[0], id="copy")]
+    )
+    long = run_file(tmp_path / "long.trec", dict.fromkeys(IDS, docs[:6]))
+    others = {id: docs[n + 1 : n + 3] for n, id in enumerate(IDS[2:])}
+    short = run_file(tmp_path / "short.trec", {IDS[1]: ["copy", docs[1]], **others})
+    found = judge(long, short, corpus=copies, queries=BEIR.questions, out=tmp_path / "page.html")
+    text = found.out.read_text(encoding="utf-8")
+    assert text.count("<li>") == 2 * 2 * len(found.shown), "as many passages of both"
+    assert "<mark>" not in text, "BM25's passages have more of the question's words"
+    assert sorted(found.shown) == sorted(IDS[2:]) and found.same == 1, "a copy is no other passage"
+    assert found.asked == len(IDS) - 1 and f"finds nothing for 1 of {len(IDS)} questions" in caplog.text
+
+
 def test_votes_are_counted_tested_and_kept(page: BlindPage) -> None:
     with chromium() as browser:
         tab, errors = new_page(browser)
+        tab.on("dialog", lambda dialog: dialog.accept())
         tab.goto(page.out.as_uri())
         assert "first.trec" not in tab.locator("body").inner_text() and not serious_faults(tab)
         for number in range(len(page.shown)):
@@ -63,6 +85,14 @@ def test_votes_are_counted_tested_and_kept(page: BlindPage) -> None:
             tab.keyboard.press(key)
             if number == 2:
                 tab.reload()
+                # Held keys and Shift do not vote; a vote can be changed.
+                tab.keyboard.down("Shift")
+                tab.keyboard.press("ArrowLeft")
+                tab.keyboard.up("Shift")
+                tab.click("#back")
+                assert "; 3 judged" in tab.locator("#place").inner_text()
+                tab.keyboard.press(key)
+        assert "; all judged" in tab.locator("#place").inner_text()
         tab.click("#end")
         rows = [row.split("\t") for row in tab.locator("#tally").inner_text().splitlines()]
         won = len(page.shown) - 2
@@ -80,6 +110,8 @@ def test_votes_are_counted_tested_and_kept(page: BlindPage) -> None:
         better = [vote["better"] for vote in saved["votes"]]
         assert better.count(None) == 1 and better.count(saved["systems"][0]) == won
         assert tab.title() != "taken" and not errors
+        tab.click("#again")
+        assert "; 0 judged" in tab.locator("#place").inner_text() and not tab.locator("#result").is_visible()
 
 
 @pytest.mark.parametrize("a, b", [(0, 0), (1, 0), (0, 5), (7, 3), (20, 31), (400, 450)])
@@ -106,12 +138,14 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys: pytest.Capture
     ):
         with pytest.raises(error, match=words):
             judge(one, second, **given)
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="hits=0: must be at least 1"):
         judge(one, other, **given, hits=0)
+    with pytest.raises(UsageError, match="no other file is replaced"):
+        judge(one, "bm25", **{**given, "out": one})
     assert not (tmp_path / "page.html").exists()
     words = ["judge", one, "bm25", "--corpus", DATA, "--queries", DATA, "--out", tmp_path / "page.html", "--count", 2]
     assert cli.main([str(word) for word in words]) == 0
-    assert "page.html: 2 of 10 questions to judge" in capsys.readouterr().out
+    assert f"page.html: 2 of {len(IDS)} questions to judge" in capsys.readouterr().out
     found = bm25_search(BEIR.corpus)(BEIR.questions, 1)[1]
     assert any(
         BEIR.corpus.texts[BEIR.corpus.row(hits[0])][:20] in (tmp_path / "page.html").read_text() for hits in found
