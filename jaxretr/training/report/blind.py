@@ -134,7 +134,8 @@ def judge(
         shown.append(_Shown(question.id, question.text, left, [sides[left], sides[1 - left]]))
     with atomic_write(path) as file:
         file.write(_page(shown, list(runs)))
-    rbo = overlap(*runs.values(), [question.id for question in asked])
+    one, other = runs.values()
+    rbo = overlap(one, other, [question.id for question in asked])
     return BlindPage(path, tuple(each.id for each in shown), len(asked) - len(differ), len(asked), rbo)
 
 
