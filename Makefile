@@ -26,10 +26,11 @@ serve: .venv/.installed-serve ## the search page over the embedded passages, on 
 DATA = $(JAXRETR_DATA)
 BENCH = $(BIN)/python benchmarks
 
-reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and ablations; with JAXRETR_DATA=DIR two domains and a long run; with CROSS_ENCODER=DIR a second teacher
+reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and ablations; with JAXRETR_DATA=DIR two domains and a long run; with CROSS_ENCODER=DIR or SMOLLM2=DIR a second teacher
 	$(BENCH)/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
 	$(BENCH)/art_encoders.py ablations --runs runs/art $(ART)
 	$(if $(DATA),$(BENCH)/art_encoders.py domains --data $(DATA) --runs runs/art $(ART))
+	$(if $(and $(DATA),$(SMOLLM2)),$(BENCH)/art_encoders.py teacher --data $(DATA) --scorer $(SMOLLM2) --runs runs/art $(ART))
 	$(if $(DATA),$(BENCH)/art_encoders.py curve --data $(DATA) --runs runs/art $(ART))
 	$(if $(CROSS_ENCODER),$(BENCH)/art_teachers.py --cross-encoder $(CROSS_ENCODER) $(if $(DATA),--data $(DATA),--embedded) --runs runs/art_teachers $(ART))
 

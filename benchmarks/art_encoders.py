@@ -1,18 +1,17 @@
 """ART from questions alone: from all-MiniLM-L6-v2 in two domains, its ablations, and a long run, on encoders that can read.
 
     python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
-    python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER --table scores.jsonl.gz
+    python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
 
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher: SciFact's
-again, in 24 steps of 16 claims, with a teacher that can read: a causal language model, whose scores of other runs a table holds, so
-that a step asks it for few; with --embedded the package's data and encoder. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
+again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other runs lie in scores/, so
+that a step asks it for few. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
 whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the
 last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is
-finished is not repeated.
-Prints the test questions' metrics, mean and standard deviation over the seeds, and paired tests against the encoder as it
-was.
+finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and paired tests
+against the encoder as it was.
 """
 
 import argparse
@@ -73,10 +72,10 @@ TARGETS = {"posterior target": (), "ART as published": ("--art.prior-weight", "0
 SHUFFLED = "shuffled teacher"
 LONGER = ("--train.steps", "24", "--train.batch-size", "16", "--encoder.dtype", "float32")
 LANGUAGE_MODEL = (
-    *("--scorer.max-question-length", "64", "--art.teacher-temperature", "0.2"),
+    *("--scorer.max-length", "384", "--scorer.max-question-length", "64"),  # As the table was made.
     *("--scorer.chunk", "2"),  # Few pairs of a step are new.
 )
-EMBEDDED = ("--train.steps", "48", "--art.top-k", "16")
+TABLE = Path(__file__).parent / "scores/scifact_smollm2.jsonl.gz"
 CURVE_STEPS = 200
 ABLATIONS = {
     "as configured": (),
@@ -169,26 +168,16 @@ def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
 
 
 def teacher(args: argparse.Namespace) -> None:
-    if not args.scorer or not args.table:
-        raise SystemExit("the part `teacher` needs --scorer FOLDER and --table FILE")
-    if args.embedded:
-        length, start = "192", (*EMBEDDED, *(("--encoder.path", str(args.model)) if args.model else ()))
-        bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), start)
-    else:
-        length, start = "384", (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-        bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
+    if not args.scorer:
+        raise SystemExit(
+            "the part `teacher` needs --scorer FOLDER, of SmolLM2-135M-Instruct or with a --table of its own"
+        )
+    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+    bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
     name = args.scorer.name
-    known = args.runs / f"{bed.name}_{name}_scores.jsonl"
+    known = args.runs / f"{name}_scores.jsonl"
     write_lines(known, scores_in(read_corpus(bed.folder), args.table))
-    reads = (
-        "--scorer.path",
-        str(args.scorer),
-        "--table.path",
-        str(known),
-        *LANGUAGE_MODEL,
-        "--scorer.max-length",
-        length,
-    )
+    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *LANGUAGE_MODEL)
     of_it = {f"{name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
     of_t5 = {f"small T5, {target}": words for target, words in TARGETS.items()}
     arms = {**of_it, **of_t5, f"{name}, {SHUFFLED}": (*reads, *ABLATIONS[SHUFFLED])}
@@ -224,9 +213,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the part `teacher`")
     parser.add_argument(
-        "--table", type=Path, help="its scores of the training questions, gzipped, as `jaxretr mine scores` writes them"
+        "--table", type=Path, default=TABLE, help="its scores, as `jaxretr mine scores` writes them, gzipped"
     )
-    parser.add_argument("--embedded", action="store_true", help="`teacher` on the package's data and encoder")
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
     {"domains": domains, "teacher": teacher, "ablations": ablations, "curve": curve}[args.part](args)
