@@ -18,6 +18,7 @@ from jaxretr.evaluate.report import overlap
 from jaxretr.evaluate.searches import find_all
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.storage.files import atomic_write, check_output
+from jaxretr.training.report import rendered
 
 if TYPE_CHECKING:
     from jaxretr.config import EncodeDtype
@@ -153,9 +154,6 @@ def _firsts(corpus: Corpus, question: str, runs: Mapping[str, Run], hits: int) -
 
 
 def _page(shown: Sequence[_Shown], names: Sequence[str]) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     # The browser keeps the votes under this key: those of other questions, systems or sides are not taken for this page's.
     key = hashlib.sha256(repr((shown, names)).encode(errors="surrogatepass")).hexdigest()[:16]
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(shown=shown, names=names, key=key)
+    return rendered(_TEMPLATE, shown=shown, names=names, key=key)

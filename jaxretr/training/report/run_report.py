@@ -19,7 +19,7 @@ from jaxretr.evaluate.significance import bootstrap_interval, printed_p
 from jaxretr.evaluate.tables import Cell
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage.files import atomic_write
-from jaxretr.training.report import curves, searches
+from jaxretr.training.report import curves, rendered, searches
 from jaxretr.training.report.examples import Example, choose, common_stems, show
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.version import __version__
@@ -154,11 +154,8 @@ def _examples(comparison: Report, on: TestSet, count: int, shown: Sequence[str])
 
 
 def _page(runs: Sequence[RunFiles], comparison: Report | None, examples: Sequence[Example], on: TestSet | None) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return rendered(
+        _TEMPLATE,
         runs=runs,
         curves=curves.draw(runs),
         comparison=comparison,
