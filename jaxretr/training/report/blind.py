@@ -30,7 +30,7 @@ _TEMPLATE = Path(__file__).with_name("blind.html")
 
 @dataclass(frozen=True)
 class BlindPage:
-    """What `jaxretr.judge` wrote.
+    """A page for blind judgement, and how far its two systems differ.
 
     Attributes:
       out: the page.
