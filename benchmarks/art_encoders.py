@@ -2,16 +2,18 @@
 
     python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
 
-domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher: SciFact's
-again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other runs lie in scores/, so
-that a step asks it for few. ablations and curve: the small encoder that ships with the package, on the embedded data and on the
-whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the
-last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is
-finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and paired tests
-against the encoder as it was.
+domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher:
+SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
+runs lie in scores/, so that a step asks it for few. embedded-teacher: the same teacher for the small encoder that
+ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve: that encoder on the
+embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but
+the long one reads a judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is
+chosen on wiki_qa's dev questions. What is finished is not repeated. Prints the test questions' metrics, mean and
+standard deviation over the seeds, and paired tests against the encoder as it was.
 """
 
 import argparse
@@ -75,7 +77,10 @@ LANGUAGE_MODEL = (
     *("--scorer.max-length", "384", "--scorer.max-question-length", "64"),  # As the table was made.
     *("--scorer.chunk", "2"),  # Few pairs of a step are new.
 )
-TABLE = Path(__file__).parent / "scores/scifact_smollm2.jsonl.gz"
+SCORES = Path(__file__).parent / "scores"
+SCIFACT_TABLE, EMBEDDED_TABLE = SCORES / "scifact_smollm2.jsonl.gz", SCORES / "embedded_smollm2.jsonl.gz"
+READS_EMBEDDED = ("--scorer.max-length", "192", "--scorer.max-question-length", "64", "--scorer.chunk", "2")
+TWICE_AS_LONG = ("--train.steps", "64", "--index.refresh-every", "32")
 CURVE_STEPS = 200
 ABLATIONS = {
     "as configured": (),
@@ -168,19 +173,32 @@ def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
 
 
 def teacher(args: argparse.Namespace) -> None:
-    if not args.scorer:
-        raise SystemExit(
-            "the part `teacher` needs --scorer FOLDER, of SmolLM2-135M-Instruct or with a --table of its own"
-        )
     start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
     bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
+    compare_teachers(bed, (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
+
+
+def embedded_teacher(args: argparse.Namespace) -> None:
+    bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), TWICE_AS_LONG)
+    arms = (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED)
+    compare_teachers(bed, arms, READS_EMBEDDED, args.table or EMBEDDED_TABLE, args)
+
+
+def compare_teachers(
+    bed: Bed, of_it: Sequence[str], lengths: Sequence[str], table: Path, args: argparse.Namespace
+) -> None:
+    """Compares arms of a language model whose scores a table has with the small T5's."""
+    if not args.scorer:
+        raise SystemExit(
+            f"the part `{args.part}` needs --scorer FOLDER, of SmolLM2-135M-Instruct or with a --table of its own"
+        )
     name = args.scorer.name
-    known = args.runs / f"{name}_scores.jsonl"
-    write_lines(known, scores_in(read_corpus(bed.folder), args.table))
-    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *LANGUAGE_MODEL)
-    of_it = {f"{name}, {target}": (*reads, *words) for target, words in TARGETS.items()}
-    of_t5 = {f"small T5, {target}": words for target, words in TARGETS.items()}
-    arms = {**of_it, **of_t5, f"{name}, {SHUFFLED}": (*reads, *ABLATIONS[SHUFFLED])}
+    known = args.runs / f"{bed.name}_{name}_scores.jsonl"
+    write_lines(known, scores_in(read_corpus(bed.folder), table))
+    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *lengths)
+    words = {**ABLATIONS, **TARGETS}
+    arms = {f"{name}, {arm}": (*reads, *words[arm]) for arm in of_it}
+    arms |= {f"small T5, {target}": words for target, words in TARGETS.items()}
     compare_arms(bed, {name: arms[name] for name in args.arms or arms}, args)
 
 
@@ -203,21 +221,30 @@ def curve(args: argparse.Namespace) -> None:
         print(f"dev recall@20 and nDCG@10 by steps, seed {seed}: " + "; ".join(points))
 
 
+PARTS = {
+    "domains": domains,
+    "teacher": teacher,
+    "embedded-teacher": embedded_teacher,
+    "ablations": ablations,
+    "curve": curve,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("domains", "teacher", "ablations", "curve"))
+    parser.add_argument("part", choices=tuple(PARTS))
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
     parser.add_argument("--runs", type=Path, default=Path("runs/art"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
-    parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the part `teacher`")
+    parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the parts with a teacher")
     parser.add_argument(
-        "--table", type=Path, default=TABLE, help="its scores, as `jaxretr mine scores` writes them, gzipped"
+        "--table", type=Path, help="its scores, as `jaxretr mine scores` writes them, gzipped; by default SmolLM2's"
     )
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
-    {"domains": domains, "teacher": teacher, "ablations": ablations, "curve": curve}[args.part](args)
+    PARTS[args.part](args)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,12 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart.configs import config, lexical_config
 from jaxretr.runtime.errors import at_least
 from jaxretr.runtime.storage.files import atomic_write
-from jaxretr.training.loop import train
+from jaxretr.training.loop import read_best, train
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.report.run_report import write_page
 from jaxretr.training.runs.encoder_start import load_encoder
+from jaxretr.training.teacher_scores import mine_scores
 
 log = logging.getLogger(__name__)
 
@@ -93,28 +94,35 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     log.info("2. ART: the encoder learns beside it from the training questions alone")
     joint = dataclasses.replace(settings, joint=Joint(str(workdir / "lexical"), weight))
     train(joint, workdir / "art")
-    log.info("3. the control: the same with a shuffled teacher")
+    log.info("3. the control: the same with a shuffled teacher, which is asked for no score that ART's run knows")
+    mine_scores(workdir / "art", workdir / "scores.jsonl")
     shuffled = dataclasses.replace(joint.art, shuffle_teacher=True)
-    train(dataclasses.replace(joint, name="art_small_control", art=shuffled), workdir / "shuffled_teacher")
+    known = dataclasses.replace(joint.table, path=str(workdir / "scores.jsonl"))
+    control_run = dataclasses.replace(joint, name="art_small_control", art=shuffled, table=known)
+    train(control_run, workdir / "shuffled_teacher")
 
     log.info("4. the test questions")
     model, control = (CombinedEncoder.from_pretrained(workdir / name) for name in ("art", "shuffled_teacher"))
 
-    def index_of(combined: CombinedEncoder) -> ExactIndex:
+    def index_of(vectors: np.ndarray) -> ExactIndex:
         # The lexical part is frozen, so its vectors do not change.
-        vectors = np.concatenate([combined.parts[0].encode_passages(passages), lexical_passages], axis=1)
-        return ExactIndex(vectors, ids=test.corpus.ids)
+        return ExactIndex(np.concatenate([vectors, lexical_passages], axis=1), ids=test.corpus.ids)
 
-    index = index_of(model)
+    def passages_of(combined: CombinedEncoder, run: Path) -> np.ndarray:
+        best = read_best(run)
+        assert best is not None, "both runs have dev questions"
+        # A run whose start was best leaves the encoder as it was.
+        return combined.parts[0].encode_passages(passages) if best["step"] else first_passages
+
+    index = index_of(passages_of(model, workdir / "art"))
     index.save(workdir / "index")
-    at_first = np.concatenate([first_passages, lexical_passages], axis=1)
     searches: dict[str, Search] = {
         BM25: bm25,
         ENCODER: _search(encoder, ExactIndex(first_passages, ids=test.corpus.ids)),
         LEXICAL: _search(lexical, ExactIndex(lexical_passages, ids=test.corpus.ids)),
-        BEFORE: _search(before, ExactIndex(at_first, ids=test.corpus.ids)),
+        BEFORE: _search(before, index_of(first_passages)),
         AFTER: _search(model, index),
-        CONTROL: _search(control, index_of(control)),
+        CONTROL: _search(control, index_of(passages_of(control, workdir / "shuffled_teacher"))),
     }
     report = _measure(searches, test)
     table = {name: report.means[name] for name in searches}
