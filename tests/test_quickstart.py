@@ -108,7 +108,10 @@ def test_it_runs_to_its_end_and_resumes(small: Path, capsys: pytest.CaptureFixtu
 def test_the_control_is_the_same_run_with_a_shuffled_teacher(small: Path) -> None:
     one, other = (json.loads((small / f"run/{name}/config.json").read_text()) for name in ("art", "shuffled_teacher"))
     assert other["art"].pop("shuffle_teacher") and not one["art"].pop("shuffle_teacher")
+    assert other["table"].pop("path").endswith("scores.jsonl") and one["table"].pop("path") is None
     assert other.pop("name") != one.pop("name") and one == other
+    hits = [line["teacher_hits"] for line in read_metrics(small / "run/shuffled_teacher") if "teacher_hits" in line]
+    assert max(hits) > 0, "it retrieves what ART's run has scores of"
     assert one["joint"]["lexical"].endswith("lexical"), "both learn beside the lexical model"
 
 

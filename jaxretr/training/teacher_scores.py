@@ -90,7 +90,8 @@ def mine_scores(
             "these files"
         )
     known = rows[: len(texts.questions)] >= 0
-    write_examples(path, _examples(texts, rows, scores), format, texts.corpus, source=str(run))
+    examples = _examples(texts, rows, scores, answers=format != "distillation")
+    write_examples(path, examples, format, texts.corpus, source=str(run))
     write_record(path, made_of(config.scorer, inputs))
     return MinedScores(path, chosen, int(known.any(axis=1).sum()), int(known.sum()))
 
@@ -103,8 +104,8 @@ def _config(folder: Path) -> ArtConfig:
     return config
 
 
-def _examples(texts: ArtTexts, rows: np.ndarray, scores: np.ndarray) -> Iterator[Example]:
-    """Yield one example for each question with scores, the best passage first."""
+def _examples(texts: ArtTexts, rows: np.ndarray, scores: np.ndarray, *, answers: bool = True) -> Iterator[Example]:
+    """Yield one example for each question with scores, the best passage first; without `answers`, none has any."""
     for number, question in enumerate(texts.questions):
         known = np.flatnonzero(rows[number] >= 0)
         order = known[np.argsort(-scores[number, known], kind="stable")]
@@ -114,4 +115,4 @@ def _examples(texts: ArtTexts, rows: np.ndarray, scores: np.ndarray) -> Iterator
             for row, score in zip(rows[number, order].tolist(), scores[number, order], strict=True)
         )
         if found:
-            yield Example(question.id, question.text, question.answers, found[:1], found[1:])
+            yield Example(question.id, question.text, question.answers if answers else (), found[:1], found[1:])
