@@ -263,6 +263,7 @@ RUN_PYTHON = [
     *RUN,
     "docs/search_and_export.md",
     "docs/evaluation.md",
+    "docs/own_parts.md",
     "docs/guides/spar.md",
     "docs/guides/typos.md",
     "docs/guides/rerankers.md",

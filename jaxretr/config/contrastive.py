@@ -10,6 +10,7 @@ from jaxretr.config.models import Encoder, Joint
 from jaxretr.config.run import Config
 from jaxretr.config.typos import Typos
 from jaxretr.runtime.errors import UsageError, at_least
+from jaxretr.runtime.own_parts import is_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,9 @@ class Negatives:
 class Contrastive:
     """The objective: softmax cross-entropy of each question's positive over the passages of the whole batch."""
 
+    loss: str = "softmax"
+    """softmax, or a loss of your own, FILE.py:FUNCTION: (scores, positive, negative) -> one value a question, as
+    `jaxretr.losses.contrastive.contrastive_losses` is."""
     temperature: float = 1.0
     """Divisor of the scores, which are dot products, or cosines where `encoder.normalise` is on."""
     positives: Literal["draw", "first", "all"] = "draw"
@@ -131,6 +135,16 @@ class ContrastiveConfig(Config):
         negatives, contrastive = self.negatives, self.contrastive
         if bool(negatives.mined) != (self.data.mined is not None):
             raise UsageError("negatives.mined and data.mined go together; set both, or neither")
+        if contrastive.loss != "softmax":
+            if not is_own(contrastive.loss):
+                raise UsageError(
+                    f"contrastive.loss={contrastive.loss}: no such loss; there is softmax, and your own as FILE.py:FUNCTION"
+                )
+            if contrastive.corpus_softmax:
+                raise UsageError(
+                    "contrastive.corpus_softmax is a denominator of the softmax; leave it out with a contrastive.loss of "
+                    "your own"
+                )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:

@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args, get_origin
 from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean
 from jaxretr.runtime.json_dataclass import described
+from jaxretr.runtime.own_parts import of_user
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), data_folder: str | Path | None = None) -> Config:
@@ -38,7 +39,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), data_folder: str | Pat
     if not path.is_file():
         near = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise UsageError(f"{path}: no such config file{did_you_mean(str(path), near) or '; check the path'}")
-    try:
+    with of_user(path, "fix the config file"):
         names = runpy.run_path(str(path))
         if not callable(names.get("config")):
             raise UsageError(f"{path}: defines no function config(); add `def config() -> Config`")
@@ -48,26 +49,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), data_folder: str | Pat
             config = names["config"](data_folder=os.fspath(data_folder))
         else:
             raise UsageError(f"{path}: config() takes no data_folder; leave it out, or give your own data as data=PATH")
-    except UserError:
-        raise
-    except Exception as error:  # The file is the user's program: whatever it raises is to be fixed there.
-        line, what = _line_in(error, path), f"{type(error).__name__}: {error}"
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            line, what = error.lineno, error.msg
-        raise UsageError(f"{path}:{line}: {what}; fix the config file") from error
     if not isinstance(config, Config):
         raise UsageError(f"{path}: config() returned a {type(config).__name__}; return a jaxretr.config.Config")
     return override(config, overrides)
-
-
-def _line_in(error: BaseException, path: Path) -> int:
-    """Return the last line of `path` in the error's traceback, counted from 1; 0 if there is none."""
-    line, frame = 0, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return line
 
 
 def override(config: Config, words: Sequence[str]) -> Config:

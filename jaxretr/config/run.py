@@ -1,14 +1,26 @@
 """Settings that all runs have in common: the course of a run, the optimizer, the devices, and the trackers."""
 
-from dataclasses import dataclass, field
+import math
+import re
+from dataclasses import dataclass, field, fields
 
 from jaxretr.config.choices import TrackerName
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.own_parts import is_own
+
+ELEMENTWISE = (
+    *("adamw", "adabelief", "adagrad", "adamax", "ademamix", "amsgrad"),
+    *("lion", "nadam", "radam", "rmsprop", "sgd", "yogi"),
+)
+"""Optimizers of optax that update each number of a matrix by itself, so that each device can update a part."""
+WHOLE = ("adafactor", "muon")
+"""Optimizers of optax that need whole matrices."""
+SCHEDULES = ("linear", "cosine")
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW with decoupled weight decay, global-norm clipping, linear warm-up and linear decay."""
+    """AdamW with decoupled weight decay, global-norm clipping, linear warm-up and linear decay; or others."""
 
     learning_rate: float = 2e-5
     """The peak learning rate, reached after the warm-up."""
@@ -26,6 +38,67 @@ class Optimizer:
     """Share of all steps that the learning rate rises for."""
     final: float = 0.02
     """The last step's learning rate, as a share of the peak."""
+    name: str = "adamw"
+    """adamw; another of optax's: adabelief, adagrad, adamax, ademamix, amsgrad, lion, nadam, radam, rmsprop, sgd, yogi, and
+    adafactor and muon, whose moments every device holds whole; or your own, FILE.py:FUNCTION, which is called as optax's
+    are. The schedule, decoupled weight decay and clipping are the same for all."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of that optimizer, as `momentum=0.9 nesterov=true`."""
+    schedule: str = "linear"
+    """Way in which the learning rate falls after the warm-up: linear or cosine to `final`, or your own, FILE.py:FUNCTION, a
+    function of (step from 1, steps) whose values multiply the peak."""
+    decay: float | None = None
+    """Share of all steps, at the end, in which the learning rate falls; before, it stays at its peak (0: to the end). None:
+    it falls from the end of the warm-up."""
+    rates: tuple[str, ...] = ()
+    """Factors of the learning rate for some parameters, as `word_embedding=0.1 layers=2`: of those whose dotted name the
+    regular expression is found in, the last one that fits; 0 leaves them as they are."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, such as 0.999, which is evaluated and becomes the model; 0: the
+    weights themselves."""
+
+    def check(self) -> None:
+        """Raise UsageError for an optimizer, a schedule or numbers that no run can have."""
+        names = (*ELEMENTWISE, *WHOLE)
+        if not is_own(self.name) and self.name not in names:
+            raise UsageError(
+                f"optimizer.name={self.name}: no such optimizer{did_you_mean(self.name, names)}; there are "
+                f"{', '.join(names)}, and your own as FILE.py:FUNCTION"
+            )
+        if not is_own(self.schedule) and self.schedule not in SCHEDULES:
+            raise UsageError(
+                f"optimizer.schedule={self.schedule}: no such schedule; there are {' and '.join(SCHEDULES)}, and your own "
+                "as FILE.py:FUNCTION"
+            )
+        if self.name != "adamw":
+            defaults = {each.name: each.default for each in fields(self)}
+            for name in ("b1", "b2", "eps"):
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise UsageError(
+                        f"optimizer.{name}={value}: is AdamW's; give {self.name} its own as optimizer.arguments"
+                    )
+        if self.decay is not None and not 0 <= self.decay <= 1:
+            raise UsageError(f"optimizer.decay={self.decay}: must be from 0 to 1; set optimizer.decay")
+        if not 0 <= self.ema < 1:
+            raise UsageError(f"optimizer.ema={self.ema}: must be at least 0 and below 1; set optimizer.ema")
+        if is_own(self.schedule) and self.decay is not None:
+            raise UsageError(
+                "optimizer.decay is of linear and cosine; leave it out with an optimizer.schedule of your own"
+            )
+        for word in self.arguments:
+            if not re.fullmatch(r"[A-Za-z_]\w*=.+", word):
+                raise UsageError(f"optimizer.arguments={word}: give NAME=VALUE")
+        for word in self.rates:
+            pattern, _, factor = word.rpartition("=")
+            try:
+                re.compile(pattern)
+                good = bool(pattern) and float(factor) >= 0 and math.isfinite(float(factor))
+            except (re.error, ValueError):
+                good = False
+            if not good:
+                raise UsageError(
+                    f"optimizer.rates={word}: give PATTERN=FACTOR, a regular expression and a number from 0 upwards"
+                )
 
 
 @dataclass(frozen=True)
@@ -113,3 +186,7 @@ class Config:
     def check(self) -> None:
         """Refuse settings that contradict each other; raises UsageError, which names the setting."""
         self.check_sections()
+        if self.mesh.shard_parameters and self.optimizer.name not in ELEMENTWISE:
+            raise UsageError(
+                f"mesh.shard_parameters: optimizer.name={self.optimizer.name} works on whole matrices; leave one of them out"
+            )

@@ -211,7 +211,7 @@ def loaded(encoder: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
 
 def name_of(encoder: Encoder) -> str:
     """The name of a model in messages: the place it was loaded from."""
-    return encoder.source or "a model that was not loaded from a folder"
+    return getattr(encoder, "source", None) or f"a {type(encoder).__name__} that was not loaded from a folder"
 
 
 def _passages(corpus: Corpus | CorpusStream | Path_ | Sequence[Path_]) -> Corpus | CorpusStream:

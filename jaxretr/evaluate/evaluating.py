@@ -26,7 +26,7 @@ from jaxretr.evaluate.measuring import (
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, index_search
+from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, index_search, own_encoder_search
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
@@ -63,7 +63,8 @@ def evaluate_model(
     """Measure a model on a BEIR folder, and compare it with baselines question by question.
 
     Args:
-      encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
+      encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it. Or anything of your own that
+        has encode_queries(texts) and encode_passages(passages, with title and text) -> float [n, D].
       beir: a BEIR folder, with corpus, queries and qrels. Or one already read.
       split: the split of the folder's judgements.
       baselines: runs, as files, and models, as folders or hub names, to compare with; "bm25" is BM25. Models and BM25
@@ -121,7 +122,14 @@ def _search_of(
     from jaxretr.indexes.checks import check_index
     from jaxretr.indexes.exact.store import streamed
     from jaxretr.indexes.index import Opening
+    from jaxretr.models.text_encoder import TextEncoder
 
+    if not isinstance(encoder, TextEncoder):
+        if keep is not None or index is not None:
+            raise UsageError(
+                f"index and keep are of jaxretr's encoders, not of a {type(encoder).__name__}; leave them out"
+            )
+        return own_encoder_search(encoder, corpus)
     if keep is not None:
         store = encode(encoder, corpus=corpus, out=keep, batch_size=batch_size, option="keep")
         index = streamed(store, Opening(str(keep), once=True))

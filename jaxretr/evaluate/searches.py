@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +56,18 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
     index = ExactIndex(encode_texts(encoder, corpus, batch_size), corpus.ids)
     return EncoderSearch(encoder, index.search, batch_size)
+
+
+def own_encoder_search(encoder: Any, corpus: Corpus) -> Search:
+    """`encoder_search` for any object that has encode_queries and encode_passages."""
+    from jaxretr.indexes.exact import ExactIndex
+
+    index = ExactIndex(np.asarray(encoder.encode_passages(list(corpus)), np.float32), corpus.ids)
+
+    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
+        return index.search(np.asarray(encoder.encode_queries([each.text for each in questions]), np.float32), k)
+
+    return search
 
 
 def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None) -> EncoderSearch:

@@ -4,6 +4,7 @@ Every passage has a text id, int32: the first row with the same title and text, 
 stands in empty places.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -62,7 +63,14 @@ def contrastive_losses(
     return each.sum(axis=-1) / jnp.maximum(positive.sum(axis=-1), 1)
 
 
-def passage_losses(scores: jax.Array, own: jax.Array, excluded: jax.Array, *, first: jax.Array | int) -> jax.Array:
+def passage_losses(
+    scores: jax.Array,
+    own: jax.Array,
+    excluded: jax.Array,
+    *,
+    first: jax.Array | int,
+    loss: Callable[..., jax.Array] = contrastive_losses,
+) -> jax.Array:
     """Softmax cross-entropy of the other direction: each positive passage against the batch's questions.
 
     A passage's positives are all forms of its own question; a question for which the passage is no negative is no
@@ -73,6 +81,7 @@ def passage_losses(scores: jax.Array, own: jax.Array, excluded: jax.Array, *, fi
       own: text ids of these questions' positives, int32 [b, P].
       excluded: see `false_negatives`; of the whole batch, int32 [B, X].
       first: place of the first of these questions in the batch.
+      loss: another function in the place of `contrastive_losses`.
 
     Returns:
       float32 [b], in nats; 0 for a question without positives.
@@ -85,7 +94,7 @@ def passage_losses(scores: jax.Array, own: jax.Array, excluded: jax.Array, *, fi
         is_present = (text_ids != NO_PASSAGE)[:, None]
         negative = ~mine & ~among(text_ids, excluded).T & is_present
         masks = (jnp.repeat(mask, forms, axis=1) for mask in (mine & is_present, negative))
-        losses.append(contrastive_losses(scores[:, place].reshape(b, size * forms), *masks))
+        losses.append(loss(scores[:, place].reshape(b, size * forms), *masks))
     return sum(losses) / jnp.maximum((own != NO_PASSAGE).sum(axis=-1), 1)
 
 

@@ -9,12 +9,13 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from jaxretr.config import (
@@ -29,9 +30,11 @@ from jaxretr.config import (
     check_numbers,
     from_json,
     to_json,
+    with_settings,
 )
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import HeldNotes
+from jaxretr.runtime.own_parts import name_of
 from jaxretr.runtime.parallel.compilation_cache import keep_programs
 from jaxretr.runtime.parallel.hosts import EXIT_AGAIN, AskedToStop, agree, program_facts, together
 from jaxretr.runtime.parallel.machine import cpu_name, cpu_threads
@@ -45,10 +48,12 @@ from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.interruption import Interruption
 from jaxretr.training.loss_watch import LossWatch, stop
 from jaxretr.training.metrics_log import MetricsLog, read_metrics
+from jaxretr.training.optim import averages_in
 from jaxretr.training.profiling import StepTrace, Stopwatch
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.outline import Outline
-from jaxretr.training.runs.run_inputs import Inputs, at_new_paths, check_inputs, write_inputs
+from jaxretr.training.runs.run_inputs import Inputs, at_new_paths, check_inputs, with_own_parts, write_inputs
+from jaxretr.training.state import TrainState
 from jaxretr.training.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
@@ -185,7 +190,14 @@ class TrainResult(Mapping[str, float]):
 
 
 def train(
-    config: Config, workdir: str | os.PathLike[str], *, profile_steps: tuple[int, int] | None = None
+    config: Config,
+    workdir: str | os.PathLike[str],
+    *,
+    loss: Callable[..., jax.Array] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: Callable[[Any, int], Any] | None = None,
+    on_step: Callable[[int, dict[str, jax.Array]], object] | None = None,
+    profile_steps: tuple[int, int] | None = None,
 ) -> TrainResult:
     """Train by a config to the last step; resume automatically if `workdir` contains a checkpoint.
 
@@ -195,6 +207,15 @@ def train(
     Args:
       config: the settings; a folder that was started with others, or with other contents of the files, is refused.
       workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.runtime.storage.paths.as_path`).
+      loss: a loss in place of the softmax cross-entropy of a contrastive run, with the arguments of
+        `jaxretr.losses.contrastive.contrastive_losses`: (scores, positive, negative) -> float32 [...]; the config's
+        `contrastive.loss`. Like the next two, it is part of the run: the folder resumes only with the same source.
+      optimizer: a function that is called as optax's optimizers are, with `learning_rate=1.0` and `optimizer.arguments`, and
+        returns a transformation; the config's `optimizer.name`.
+      schedule: a function of (step from 1, steps) whose values multiply the learning rate, in addition to the warm-up; the
+        config's `optimizer.schedule`.
+      on_step: is called after every step, on every host, with its number from 1 and its metrics, which are on the devices:
+        reading one waits for the step.
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
     Returns:
@@ -207,14 +228,27 @@ def train(
     """
     if not isinstance(config, Config):
         raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
+    config = _with_own_parts(
+        config, {"contrastive.loss": loss, "optimizer.name": optimizer, "optimizer.schedule": schedule}
+    )
     check_numbers(config)
     keep_programs()
     path = as_path(workdir)
     with together(), open_folder(path) as folder:
-        best, values = _train(config, folder, profile_steps)
+        best, values = _train(config, folder, profile_steps, on_step or (lambda *_: None))
     if best is None:
         return TrainResult(values, None, path / "model")
     return TrainResult(best["figures"], best["step"], path / "model")
+
+
+def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:
+    """Return the config with the names of functions that were given in Python, by setting."""
+    given = {setting: name_of(part) for setting, part in parts.items() if part is not None}
+    if "contrastive.loss" in given and not isinstance(config, ContrastiveConfig):
+        raise UsageError(
+            f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
+        )
+    return with_settings(config, given) if given else config
 
 
 def open_folder(workdir: Path) -> RunFolder:
@@ -228,7 +262,10 @@ def open_folder(workdir: Path) -> RunFolder:
 
 
 def _train(
-    config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None
+    config: Config,
+    folder: RunFolder,
+    profile_steps: tuple[int, int] | None,
+    on_step: Callable[[int, dict[str, jax.Array]], object],
 ) -> tuple[dict[str, Any] | None, dict[str, float]]:
     """Return the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
@@ -243,7 +280,7 @@ def _train(
     notes = HeldNotes()
     with notes:
         run = build(config, mesh, workdir)
-        inputs = run.inputs()
+        inputs = with_own_parts(run.inputs(), config)
     agree("the first step", {**inputs.read, **inputs.made})
     check_inputs(workdir, inputs, config)
 
@@ -300,6 +337,7 @@ def _train(
                 if number == start:
                     log.info("%s before and in the first step", programs())
                 trace.end(step, metrics)
+                on_step(step, metrics)
                 watch.note(step, metrics["loss"])
                 last = step == config.train.steps
                 stopping = interruption.reached(step)
@@ -344,8 +382,18 @@ def _train(
     # ---- the model -----------------------------------------------------------------------------------------------
     if best is None:
         # By all processes: arrays that are split over their devices come together first. One of them writes.
-        run.save_model(state, workdir / "model")
+        run.save_model(with_averages(state), workdir / "model")
     return best, values
+
+
+def with_averages(state: Any) -> Any:
+    """Return a run's state with the averaged weights, where the optimizer keeps some, and then without a live index."""
+    train = state if isinstance(state, TrainState) else state.train
+    averages = averages_in(train.opt_state, train.params)
+    if averages is train.params:
+        return state
+    train = dataclasses.replace(train, params=averages)
+    return train if isinstance(state, TrainState) else state._replace(train=train, index=None)
 
 
 def evaluate(
@@ -363,6 +411,7 @@ def evaluate(
     Raises:
       AskedToStop: a signal came during the measurement, or before it, and `interruption` was given.
     """
+    state = with_averages(state)
     with interruption.breaks_off() if interruption else contextlib.nullcontext():
         metrics = run.evaluate(state)
     if not metrics:

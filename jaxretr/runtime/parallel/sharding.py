@@ -94,6 +94,8 @@ def _specs(tree: Any, mesh: Mesh, axes: Collection[str], split: bool) -> Any:
         if leaf.ndim == 0 or not axes:
             return REPLICATED
         name = dotted(path)
+        if name.startswith(_OF_WHOLE):
+            return REPLICATED
         large = math.prod(leaf.shape[-2:]) >= SPLIT_FROM
         over_data = large and (split or name.startswith(_OPTIMIZER))
         named = [axes_of(length, axis, over_data) for length, axis in zip(leaf.shape, spec_of(name), strict=False)]
@@ -126,6 +128,8 @@ def _is_spec(x: Any) -> bool:
 
 _OPTIMIZER = "opt_state."
 """Beginning of the paths of a TrainState's moments."""
+_OF_WHOLE = f"{_OPTIMIZER}of_whole."
+"""The same, of an optimizer that updates whole matrices (`OfWhole`)."""
 
 PARAMETERS_OR_STATE: Any = object()
 """Placeholder among the specs that `over_data` takes: for parameters or a TrainState, as an argument or a result."""

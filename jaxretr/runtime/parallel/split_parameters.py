@@ -9,7 +9,7 @@ from the start, a copy does not; the moments of a copy have its shape or are a p
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,12 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxretr.runtime.parallel.mesh import DATA
+
+
+class OfWhole(NamedTuple):
+    """The state of an optimizer that updates whole matrices, as Muon does: no part of it is split over "data"."""
+
+    of_whole: Any
 
 
 def is_split(x: jax.Array) -> bool:
@@ -168,6 +174,8 @@ def scattered_in_two_steps(x: jax.Array, axis: int) -> jax.Array:
 def _axes_of_moments(params: Any, opt_state: Any) -> list[int | None]:
     """Return for each parameter the axis along which its moments are split while it is not; None if there is none."""
     tree = jax.tree.structure(params)
+    if isinstance(opt_state, OfWhole):
+        return [None] * tree.num_leaves
 
     def is_like_params(x: Any) -> bool:
         return jax.tree.structure(x) == tree

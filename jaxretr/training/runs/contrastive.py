@@ -1,9 +1,12 @@
 """Wiring of a supervised run: the training set, the passages on the devices, the compiled step, the validation."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -12,6 +15,7 @@ from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.corpus import content_fingerprint
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
+from jaxretr.losses.contrastive import contrastive_losses
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
@@ -19,6 +23,7 @@ from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.starts import lexical_start
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.notes import note
+from jaxretr.runtime.own_parts import is_own, own_part
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import put_rows
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState, index_settings
@@ -216,6 +221,7 @@ def contrastive_program(
         negatives=config.negatives,
         distillation=config.distillation,
         typos=config.typos,
+        loss=_loss(config.contrastive.loss),
     )
     if config.index_aware.kind == "product" and len(sizes) > 1:
         raise UsageError(
@@ -225,3 +231,23 @@ def contrastive_program(
     if program.searches and not corpus_rows:
         raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set data.corpus=FILE")
     return program
+
+
+def _loss(name: str) -> Callable[..., jax.Array]:
+    """Return the loss that `contrastive.loss` names; the user's refuses to return anything but a value a question."""
+    if not is_own(name):
+        return contrastive_losses
+    function = own_part(name, "contrastive.loss")
+
+    def checked(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+        # Masks of questions and their forms may have an axis of length 1 that the scores have not.
+        masks = (jnp.broadcast_to(mask, scores.shape) for mask in (positive, negative))
+        losses = jnp.asarray(function(scores, *masks))
+        if losses.shape != scores.shape[:-1] or not jnp.issubdtype(losses.dtype, jnp.floating):
+            raise UsageError(
+                f"contrastive.loss={name}: returned {losses.dtype} {list(losses.shape)} for scores "
+                f"{list(scores.shape)}; return one float a question, {list(scores.shape[:-1])}"
+            )
+        return losses.astype(jnp.float32)
+
+    return checked

@@ -12,6 +12,7 @@ from jaxretr.config import Config
 from jaxretr.data.questions import Question
 from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.own_parts import is_own, own_part, source_digest
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
 
@@ -36,7 +37,11 @@ _SETTINGS = {
     "encoder": ("encoder.path", "encoder.passage_path", "joint.lexical", "start"),
     "scorer": ("scorer.path",),
     "teacher": ("teacher",),
+    "loss function": ("contrastive.loss",),
+    "optimizer function": ("optimizer.name",),
+    "schedule function": ("optimizer.schedule",),
 }
+_FUNCTIONS = tuple(name for name in _SETTINGS if name.endswith(" function"))
 _PATHS = tuple(dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings))
 
 
@@ -63,6 +68,13 @@ def judged_digest(questions: Sequence[Question], qrels: Mapping[str, Mapping[str
 def file_digest(path: str | None) -> str:
     """Return a digest of a file's bytes; "none" for None."""
     return "none" if path is None else source_of(path).digest()
+
+
+def with_own_parts(inputs: Inputs, config: Config) -> Inputs:
+    """Return the inputs with digests of the sources of the user's functions, if the config names any."""
+    named = {name: value for name in _FUNCTIONS for value in _values(config, _SETTINGS[name][0]) if is_own(value)}
+    sources = {name: source_digest(own_part(value, _SETTINGS[name][0])) for name, value in named.items()}
+    return inputs._replace(read={**inputs.read, **sources})
 
 
 def write_inputs(workdir: Path, inputs: Inputs) -> None:

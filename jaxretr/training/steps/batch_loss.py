@@ -5,6 +5,7 @@ Inside a shard_map over the mesh's "data" axis: b = B / devices questions are lo
 the losses themselves, and what decides which passages count, are in jaxretr/losses/contrastive.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,8 @@ class ContrastiveProgram(IndexProgram):
     negatives: Negatives = field(default_factory=Negatives)
     distillation: Distillation = field(default_factory=Distillation)
     typos: Typos = field(default_factory=Typos)
+    loss: Callable[..., jax.Array] = contrastive_losses
+    """The loss of scores, positives and negatives."""
 
     @property
     def searches(self) -> bool:
@@ -198,7 +201,8 @@ class _AtSize:
         scores = scores.reshape(b, f, -1)
         further = self.over_corpus(everyone, b) if self.program.contrastive.corpus_softmax else None
         masks = self.counted.masks
-        return contrastive_losses(scores, masks.positive[:, None], masks.negative[:, None], further), scores
+        of_corpus = () if further is None else (further,)
+        return self.program.loss(scores, masks.positive[:, None], masks.negative[:, None], *of_corpus), scores
 
     def over_corpus(self, everyone: jax.Array, b: int) -> jax.Array:
         """The logarithm of the sum of exp(score) over the corpus's rows outside the batch, [b, F]."""
@@ -229,7 +233,9 @@ class _AtSize:
         own = self.passages.text_ids[:, : self.program.positives]
         positives = self.p[:, : self.program.positives].reshape(-1, dim)
         scores = scaled_scores(positives, questions.reshape(size * f, dim), self.temperature)
-        return passage_losses(scores.reshape(*own.shape, size, f), own, self.counted.excluded, first=self.counted.first)
+        scores = scores.reshape(*own.shape, size, f)
+        counted = self.counted
+        return passage_losses(scores, own, counted.excluded, first=counted.first, loss=self.program.loss)
 
     def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
         """Contrastive losses of vectors, and those against the teacher's scores, each with its weight, [b, F]."""
