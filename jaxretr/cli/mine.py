@@ -21,11 +21,12 @@ def add_commands(commands: Commands) -> None:
     """Add the command."""
     parser = commands.command(
         "mine",
-        "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
+        "Hard negatives for training questions: passages that BM25, a model or a run ranks high, filtered, with a report.\n"
         "Writes Tevatron jsonl with ids of the corpus, one row per question. For training sets of a model that\n"
         "imitates BM25 (SPAR), see jaxretr mine lexical; for an ART run's teacher, jaxretr mine scores.",
         "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
         "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl\n"
+        "  jaxretr mine --corpus corpus.jsonl --train nq --model runs/dpr --relative-margin 0.05 --out mined.jsonl\n"
         "  jaxretr mine --corpus corpus.jsonl --train nq --scorer reranker --max-score-share 0.95 --out mined.jsonl",
     )
     options = parser.options_of(MINE)
@@ -33,6 +34,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("--out", metavar="FILE", required=True, help="the training file to write")
     parser.add_argument("--report", metavar="FILE", help="write a JSON report of what was kept and filtered")
     options.add("run", metavar="RUN")
+    options.add("model", metavar="MODEL")
     options.add("negatives", "ranks", "depth", "margin", "relative_margin", "answers", "skip_bad")
     add_bm25(parser)
     group = parser.add_argument_group(
@@ -40,7 +42,8 @@ def add_commands(commands: Commands) -> None:
     )
     add_scorer(parser, group, "scorer")
     parser.options_of(MINE, to=group).add("max_score_share", "score_margin", "relabel_margin")
-    group.add_argument("--compute", choices=get_args(EncodeDtype), help="precision of the scorer (default: auto)")
+    help = "precision of the scorer, and of --model (default: auto)"
+    group.add_argument("--compute", choices=get_args(EncodeDtype), help=help)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -55,7 +58,15 @@ def run(args: argparse.Namespace) -> None:
         check_output(args.report)
         if os.path.realpath(args.report) == os.path.realpath(args.out):
             raise UsageError(f"--report {args.report} is --out as well; give the report a file of its own")
-    mined = mine(**given(args, "mine"), bm25=bm25_settings(args), scorer=scorer_loader(args, "scorer", "compute"))
+    own_precision = () if args.model else ("compute",)
+    found = given(args, "mine")
+    if args.model:  # It brings JAX along.
+        from jaxretr.models.combined_encoder import load_encoder
+        from jaxretr.models.hub.dual_encoder_folder import check_finished
+
+        check_finished(args.model)
+        found["model"] = lambda: load_encoder(args.model, dtype=args.compute or "auto")
+    mined = mine(**found, bm25=bm25_settings(args), scorer=scorer_loader(args, "scorer", *own_precision))
     mined.save(args.out)
     if args.report is not None:
         with atomic_write(args.report) as file:

@@ -1,11 +1,11 @@
-"""`jaxretr.mine`: hard negatives for training questions, from BM25 or from a run."""
+"""`jaxretr.mine`: hard negatives for training questions, from BM25, a dense model or a run."""
 
 import json
 import logging
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,8 @@ from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_write, sha256
 
-if TYPE_CHECKING:  # It brings JAX along, which mining without a scorer does without.
+if TYPE_CHECKING:  # They bring JAX along, which mining with BM25 does without.
+    from jaxretr.embeddings.encoding import Encoder
     from jaxretr.indexes.reranking import AnyScorer
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,14 @@ class MinedSet:
         lines += [
             f"dropped {dropped[key]} passages: {meaning} ({key})" for key, meaning in REASONS.items() if dropped[key]
         ]
-        share = 100 * top["share"]
-        return "\n".join([*lines, f"{share:.1f} % of the questions have a positive among the best {top['depth']}"])
+        ranks = ", ".join(f"{name} {number}" for name, number in report["best_positive_ranks"].items())
+        return "\n".join(
+            [
+                *lines,
+                f"{100 * top['share']:.1f} % of the questions have a positive among the best {top['depth']}",
+                f"questions by the rank of their best positive: {ranks}",
+            ]
+        )
 
 
 def mine(
@@ -133,6 +140,7 @@ def mine(
     corpus: Path_ | Corpus,
     split: str = "train",
     run: Path_ | Mapping[str, Mapping[str, float]] | None = None,
+    model: "Encoder | Path_ | Callable[[], Encoder] | None" = None,
     negatives: int = 30,
     ranks: tuple[int, int] = (1, 100),
     depth: int | None = None,
@@ -146,7 +154,7 @@ def mine(
     relabel_margin: float | None = None,
     skip_bad: bool = False,
 ) -> MinedSet:
-    """Find hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
+    """Find hard negatives: passages that BM25, a dense model or a run ranks high for a question, filtered.
 
     Args:
       train: questions with positives: any training file, or a BEIR folder.
@@ -154,6 +162,8 @@ def mine(
       split: split of a BEIR folder's qrels.
       run: a run to mine from instead of BM25. A file in any format that `read_run` reads, or
         {question id: {passage id: score}}.
+      model: a dense model to mine with instead of BM25, by path or hub name. Or an encoder, or a function that loads one. The
+        search is exact, in memory, and every positive has its score.
       negatives: negatives per question, at most; fewer if fewer hits pass the filters.
       ranks: first and last rank to draw from, counted from 1.
       depth: passages to rank, for the report; by default the last of `ranks`.
@@ -185,9 +195,12 @@ def mine(
     depth = filters.last_rank if depth is None else depth
     if depth < filters.last_rank:
         raise UsageError(f"depth={depth} ends before the ranks {filters.first_rank}:{filters.last_rank}; raise it")
-    if run is not None and bm25 is not None:
+    given = [name for name, value in (("run", run), ("model", model)) if value is not None]
+    if len(given) > 1:
+        raise UsageError("run= and model= both give the ranking; give one of them")
+    if given and bm25 is not None:
         raise UsageError(
-            "k1=, b= and stemmer= of BM25 have no effect with run=, which gives the ranking; leave them out"
+            f"k1=, b= and stemmer= of BM25 have no effect with {given[0]}=, which gives the ranking; leave them out"
         )
 
     limits = {"max_score_share": max_score_share, "score_margin": score_margin, "relabel_margin": relabel_margin}
@@ -199,7 +212,12 @@ def mine(
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
     own = own_rows(questions, corpus, training.qrels)
     judge = None if scorer is None else _judge(scorer, *limits.values())
-    if run is None:
+    ranking = None if run is None else "a run"
+    if model is not None:
+        from jaxretr.mining.dense import rankings_of_model
+
+        rankings, ranking = rankings_of_model(model, questions, positives, own, corpus, depth)
+    elif run is None:
         log.info("indexing %d passages", len(corpus))
         rankings = _rankings_of_bm25(
             Bm25Index.build(corpus, **asdict(bm25 or Bm25Settings())), questions, positives, own, depth
@@ -229,7 +247,6 @@ def mine(
             "the positives of %d questions have no score in the run: with a margin nothing is kept for them",
             report.positive_scores_unknown,
         )
-    ranking = None if run is None else "a run"
     if isinstance(run, str | Path) and Path(run).is_file():  # A pipe cannot be read again.
         ranking = f"{run}, sha256 {sha256(Path(run))}"
     made_of = {

@@ -274,6 +274,7 @@ class MiningReport:
       dropped: reason (of `REASONS`) -> ranked passages.
       positives_found: questions with a positive among the `depth` best passages.
       positive_scores_unknown: questions without a known positive score; a margin drops all their passages.
+      ranks: ranks of the best positive, as "4-10" -> questions.
     """
 
     depth: int
@@ -282,6 +283,7 @@ class MiningReport:
     dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(REASONS, 0)))
     positives_found: int = 0
     positive_scores_unknown: int = 0
+    ranks: Counter[str] = field(default_factory=Counter)
 
     def add(self, mined: Mined) -> None:
         """Count one question."""
@@ -290,6 +292,7 @@ class MiningReport:
         self.dropped.update(mined.dropped)
         self.positives_found += mined.positive_rank is not None
         self.positive_scores_unknown += mined.positive_unknown
+        self.ranks[_ranks_around(mined.positive_rank, self.depth)] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON; `dropped` and the negatives together are all the passages ranked."""
@@ -310,4 +313,23 @@ class MiningReport:
                 "questions": self.positives_found,
                 "share": self.positives_found / of_all,
             },
+            "best_positive_ranks": {name: self.ranks[name] for name in sorted(self.ranks, key=_first_rank)},
         }
+
+
+_RANKS = (1, 3, 10, 30, 100, 300, 1000)
+_LOWER = "lower"
+
+
+def _ranks_around(rank: int | None, depth: int) -> str:
+    """Return the interval of a histogram that holds a rank."""
+    if rank is None:
+        return _LOWER
+    last = next((last for last in _RANKS if rank <= last), depth)
+    first = next((before + 1 for before in reversed(_RANKS) if before < rank), 1)
+    last = min(last, max(depth, first))
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _first_rank(name: str) -> float:
+    return float("inf") if name == _LOWER else int(name.split("-")[0])

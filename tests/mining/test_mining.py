@@ -486,3 +486,40 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys, words: str, code: int, me
     said = capsys.readouterr().err.splitlines()
     assert message.replace("RUN:", f"{hits}:") in said[-1]
     assert not (tmp_path / "mined.jsonl").exists()
+
+
+# ---- from a dense model ----------------------------------------------------------------------------------------------
+
+
+def test_a_dense_model_mines_as_a_run_of_its_whole_ranking_does(tiny_models: Path, tmp_path: Path) -> None:
+    """A run of all passages knows the score of every positive, as the model does."""
+    encoder, corpus = jaxretr.DualEncoder.from_pretrained(tiny_models / "encoder"), read_corpus(DATA)
+    questions = load_training_set(DATA, corpus, split="train").questions
+    scores = encoder.encode_queries([each.text for each in questions]) @ encoder.encode_passages(list(corpus)).T
+    run = {
+        each.id: dict(zip(corpus.ids, row.tolist(), strict=True)) for each, row in zip(questions, scores, strict=True)
+    }
+    settings = {"corpus": corpus, "ranks": (2, 20), "negatives": 5, "relative_margin": 0.001}
+    ours, theirs = jaxretr.mine(DATA, model=encoder, **settings), jaxretr.mine(DATA, run=run, **settings)
+    assert len(ours.negatives.values) >= 10 and ours.report.dropped["margin"] > 0
+    for found, expected in zip(ours.records(), theirs.records(), strict=True):
+        assert found["negative_document_ids"] == expected["negative_document_ids"]
+        np.testing.assert_allclose(found["negative_scores"], expected["negative_scores"], rtol=1e-5)
+        np.testing.assert_allclose(found["positive_scores"], expected["positive_scores"], rtol=1e-5)
+    assert ours.report.as_dict() == theirs.report.as_dict()
+    ranks = ours.report.as_dict()["best_positive_ranks"]
+    assert sum(ranks.values()) == len(questions) and {*ranks} <= {"1", "2-3", "4-10", "11-20", "lower"}
+    assert "questions by the rank of their best positive: " in ours.table()
+    with pytest.raises(UsageError, match="run= and model= both give the ranking"):
+        jaxretr.mine(DATA, model=encoder, run=run, **settings)
+    with pytest.raises(UsageError, match="have no effect with model="):
+        jaxretr.mine(DATA, model=encoder, bm25=Bm25Settings(), **settings)
+
+    out = tmp_path / "mined.jsonl"
+    words = ["--corpus", str(DATA), "--train", str(DATA), "--ranks", "2:20", "--negatives", "5"]
+    model = ["--model", str(tiny_models / "encoder"), "--relative-margin", "0.001", "--compute", "float32"]
+    assert cli.main(["mine", *words, *model, "--out", str(out)]) == 0
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["negative_document_ids"] for row in written] == [row["negative_document_ids"] for row in ours.records()]
+    record = read_record(out)
+    assert record is not None and record["ranking"] == ours.made_of["ranking"] and "encoder" in record["ranking"]
