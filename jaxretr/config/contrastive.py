@@ -45,6 +45,14 @@ class Negatives:
     margin: float | None = None
     """Leave out retrieved passages that score higher than the positive's score less this (the index's scores, before
     the temperature); a passage that the model finds as good as the positive is often one."""
+    guide: str | None = None
+    """An encoder, by folder or hub name, that knows false negatives (GISTEmbed, Solatorio 2024): what it finds as similar to a
+    question as the question's positive, less the margin, is no negative. It encodes the passages and the questions when the
+    run starts; its scores are cosines."""
+    guide_margin: float = 0.0
+    """Margin below the guide's score of the positive from which on a passage is no negative."""
+    guide_relative: bool = False
+    """The margin is a share of the positive's score instead of a difference."""
     mask_known_positives: bool = True
     """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from. The
     question itself, as a passage, never is, whatever this setting."""
@@ -54,6 +62,14 @@ class Negatives:
     def check(self) -> None:
         """Raise UsageError for numbers of negatives that no run can have."""
         at_least(0, **{f"negatives.{name}": getattr(self, name) for name in ("static", "mined", "retrieved")})
+        if self.guide is None and (self.guide_margin or self.guide_relative):
+            raise UsageError(
+                "negatives.guide_margin and guide_relative are of a guide; set negatives.guide, or leave them out"
+            )
+        if self.guide_margin < 0:
+            raise UsageError(
+                f"negatives.guide_margin={self.guide_margin}: must be at least 0; set negatives.guide_margin"
+            )
         if not 1 <= self.first_rank <= self.last_rank:
             raise UsageError(
                 f"negatives.first_rank={self.first_rank} and last_rank={self.last_rank}: ranks count from 1 upwards"
@@ -76,6 +92,10 @@ class Contrastive:
     """Largest number of positives of one question in a step, where `positives` is "all"."""
     symmetric: bool = False
     """Add the cross-entropy of each passage's question over the batch's questions, and halve the sum."""
+    among_questions: bool = False
+    """Add the other questions of the batch to each question's negatives."""
+    among_positives: bool = False
+    """Add the similarities of a question's first positive with the other questions' positives to the negatives' scores."""
     corpus_softmax: bool = False
     """Take the denominator over the whole corpus: the batch's passages fresh, all others from the live index."""
     matryoshka: tuple[int, ...] = ()
@@ -140,11 +160,15 @@ class ContrastiveConfig(Config):
                 raise UsageError(
                     f"contrastive.loss={contrastive.loss}: no such loss; there is softmax, and your own as FILE.py:FUNCTION"
                 )
-            if contrastive.corpus_softmax:
+            of_softmax = ("corpus_softmax", "among_questions", "among_positives")
+            if name := next((name for name in of_softmax if getattr(contrastive, name)), None):
                 raise UsageError(
-                    "contrastive.corpus_softmax is a denominator of the softmax; leave it out with a contrastive.loss of "
-                    "your own"
+                    f"contrastive.{name} is a denominator of the softmax; leave it out with a contrastive.loss of your own"
                 )
+        if negatives.guide is not None and contrastive.symmetric:
+            raise UsageError(
+                "contrastive.symmetric does not read negatives.guide; leave one of them out, or set contrastive.among_positives"
+            )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:

@@ -98,6 +98,11 @@ def passage_losses(
     return sum(losses) / jnp.maximum((own != NO_PASSAGE).sum(axis=-1), 1)
 
 
+def others_logsumexp(scores: jax.Array, counts: jax.Array) -> jax.Array:
+    """Return log sum exp of the scores [..., M] that count, bool [..., M]: `further` of `contrastive_losses`, [...]."""
+    return jax.nn.logsumexp(jnp.where(counts, scores, _NOTHING), axis=-1)
+
+
 # ---- which passages count --------------------------------------------------------------------------------------------
 
 
@@ -151,3 +156,19 @@ class Masks:
         mine = (column // c == (first + jnp.arange(b))[:, None]) & (column % c < positives)
         is_present = flat != NO_PASSAGE
         return Masks(mine & is_present, ~mine & is_present & ~among(flat, excluded))
+
+
+def guided(scores: jax.Array, own: jax.Array, *, margin: float, relative: bool) -> jax.Array:
+    """Return which texts a guide leaves as negatives (GISTEmbed: Solatorio 2024, arXiv 2402.16829).
+
+    Args:
+      scores: the guide's similarities of b questions, or of their positives, with M texts, float32 [b, M].
+      own: the guide's similarity of each question with its positive, float32 [b].
+      margin: m; a text is no negative where its score exceeds own - m, or own - m |own|.
+      relative: whether the margin is a share.
+
+    Returns:
+      bool [b, M].
+    """
+    limit = own - margin * (jnp.abs(own) if relative else 1.0)
+    return scores <= limit[:, None]

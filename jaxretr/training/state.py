@@ -92,6 +92,8 @@ class CorpusTokens:
     """Length of each row in tokens, int32 [N]."""
     width: int = field(metadata={"static": True})
     """Number of columns that hold the longest row."""
+    guide: jax.Array | None = None
+    """Each row's embedding by a guide of the negatives, of length 1, float32 [N, D']; None without one."""
 
     def ids_at(self, rows: jax.Array, places: jax.Array) -> jax.Array:
         """Return single ids of this device's rows: their numbers and places in them, int32 [...] -> the ids, [...]."""

@@ -1,5 +1,6 @@
 """Wiring of a supervised run: the training set, the passages on the devices, the compiled step, the validation."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import ContrastiveConfig
+from jaxretr.config import ContrastiveConfig, Encoder, Joint
 from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.corpus import content_fingerprint
 from jaxretr.data.token_store import document_frequencies
@@ -31,6 +32,7 @@ from jaxretr.training.runs.corpus_run import CorpusRun
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, model_shape
+from jaxretr.training.runs.guide import Guide
 from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
 from jaxretr.training.runs.run_examples import read_run_examples
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
@@ -69,6 +71,11 @@ class ContrastiveRun(CorpusRun):
             make_step,
         )
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
+        self.guide = None if config.negatives.guide is None else Guide(config.negatives.guide, self.examples.texts)
+        self.passages = self.whole.passages
+        if self.guide is not None:
+            rows = self.guide.passages(passages, mesh, self.whole.rows)
+            self.passages = dataclasses.replace(self.whole.passages, guide=rows)
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
         self.evaluate_on(*self.examples.evaluated_on(data, self.corpus_rows))
@@ -114,9 +121,14 @@ class ContrastiveRun(CorpusRun):
             abstract_rows(mesh, "float32", b, places) if config.distillation.loss != "none" else None,
             forms,
         )
-        resident = {**of_state(state), TOKENS: (whole.passages, contents), INDEX: index}
+        passages = whole.passages
+        if config.negatives.guide is not None:
+            width = model_shape(Encoder(path=config.negatives.guide), Joint()).config.embedding_size
+            batch = dataclasses.replace(batch, guide=abstract_rows(mesh, "float32", b, width))
+            passages = dataclasses.replace(passages, guide=abstract_rows(mesh, "float32", whole.rows, width))
+        resident = {**of_state(state), TOKENS: (passages, contents), INDEX: index}
         evaluates = config.data.has_dev_questions and size.searched > 0
-        return programs.outline((state, index, whole.passages, contents, batch), resident, evaluates)
+        return programs.outline((state, index, passages, contents, batch), resident, evaluates)
 
     @property
     def most_negatives(self) -> int:
@@ -162,11 +174,13 @@ class ContrastiveRun(CorpusRun):
             **encoder_inputs(self.config.encoder, self.model),
             "misspellings": file_digest(self.config.typos.misspellings),
         }
+        if self.guide is not None:
+            read["guide"] = self.guide.fingerprint
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def arguments(self, state: RunState, batch: ContrastiveBatch) -> tuple[Any, ...]:
         """See `CorpusRun.arguments`."""
-        return state.train, state.index, self.whole.passages, self.device_contents, batch
+        return state.train, state.index, self.passages, self.device_contents, batch
 
     def evaluate(self, state: RunState) -> dict[str, float]:
         """Validation loss and average rank, and retrieval metrics of the dev questions and of the suites."""
@@ -182,7 +196,8 @@ class ContrastiveRun(CorpusRun):
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
-        arrays: Any = (tokens, lengths, rows, self.draws.known(chosen), teacher, token_rows(forms))
+        guide = None if self.guide is None else self.guide.questions[chosen]
+        arrays: Any = (tokens, lengths, rows, self.draws.known(chosen), teacher, token_rows(forms), guide)
         return ContrastiveBatch(*arrays)
 
 

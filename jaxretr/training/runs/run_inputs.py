@@ -37,6 +37,7 @@ _SETTINGS = {
     "encoder": ("encoder.path", "encoder.passage_path", "joint.lexical", "start"),
     "scorer": ("scorer.path",),
     "teacher": ("teacher",),
+    "guide": ("negatives.guide",),
     "loss function": ("contrastive.loss",),
     "optimizer function": ("optimizer.name",),
     "schedule function": ("optimizer.schedule",),

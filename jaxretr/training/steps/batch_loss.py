@@ -5,8 +5,10 @@ Inside a shard_map over the mesh's "data" axis: b = B / devices questions are lo
 the losses themselves, and what decides which passages count, are in jaxretr/losses/contrastive.py.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,8 +19,11 @@ from jaxretr.config import Contrastive, Distillation, Negatives, Typos
 from jaxretr.losses.contrastive import (
     NO_PASSAGE,
     Masks,
+    among,
     contrastive_losses,
     false_negatives,
+    guided,
+    others_logsumexp,
     passage_losses,
     scaled_scores,
 )
@@ -51,6 +56,8 @@ class ContrastiveBatch:
     """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
     forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
+    guide: jax.Array | None = None
+    """The questions' embeddings by a guide of the negatives, of length 1, float32 [B, D']; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,8 @@ class PassagesOfBatch:
     """This device's part of the live index; read by the corpus-wide softmax only."""
     corpus_text_ids: jax.Array
     """Text ids of its rows, int32 [n]."""
+    guide: jax.Array | None = None
+    """A guide's embeddings of this device's passages, float32 [b, C, D']; None without one, and in validation."""
 
 
 @jax.named_scope("loss")
@@ -114,7 +123,7 @@ def batch_loss(
       A float32 scalar and a dict of them; their sums over the devices are the batch's means.
     """
     size = len(q) * lax.axis_size(DATA)
-    counted = _Counted.of_batch(program, passages.text_ids, batch.known)
+    counted = _Counted.of_batch(program, passages, batch)
     everyone = [None if x is None else lax.all_gather(x, DATA, tiled=True) for x in (q, p, forms)]
     loss = jnp.zeros((), jnp.float32)
     metrics: dict[str, jax.Array] = {}
@@ -149,15 +158,39 @@ class _Counted:
     text_ids: jax.Array  # of all passages, int32 [B, C]
     excluded: jax.Array  # text ids that are no negatives of each question, int32 [B, X]
     masks: Masks  # of this device's questions, [b, M]
+    # Only with `among_questions`, `among_positives`: the batch's questions, and positives, that are negatives of each.
+    questions: jax.Array | None  # bool [b, B]
+    positives: jax.Array | None  # bool [b, B P]
 
     @staticmethod
-    def of_batch(program: ContrastiveProgram, own: jax.Array, known: jax.Array) -> "_Counted":
-        """Gather the text ids of all devices' passages, own [b, C], and of known false negatives [b, Q]."""
-        first, positives = lax.axis_index(DATA) * len(own), program.positives
-        excluded = false_negatives(known, own, positives=positives, mask_duplicates=program.negatives.mask_duplicates)
+    def of_batch(program: ContrastiveProgram, passages: PassagesOfBatch, batch: ContrastiveBatch) -> "_Counted":
+        """Gather the text ids of all devices' passages, and ask the guide, if there is one."""
+        own, positives, settings = passages.text_ids, program.positives, program.negatives
+        b, first = len(own), lax.axis_index(DATA) * len(own)
+        excluded = false_negatives(batch.known, own, positives=positives, mask_duplicates=settings.mask_duplicates)
         text_ids, all_excluded = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, excluded))
         masks = Masks.of_batch(text_ids, excluded, first=first, positives=positives)
-        return _Counted(first, text_ids, all_excluded, masks)
+        size, questions, of_positives = len(text_ids), None, None
+        if program.contrastive.among_questions:
+            # Another question, unless it has a positive that is none of this one's negatives.
+            other = jnp.arange(size) != (first + jnp.arange(b))[:, None]
+            shares = among(text_ids[:, :positives].reshape(-1), excluded).reshape(b, size, positives).any(axis=-1)
+            questions = other & ~shares
+        if program.contrastive.among_positives:
+            of_positives = masks.negative.reshape(b, size, -1)[:, :, :positives].reshape(b, -1)
+        if passages.guide is not None and batch.guide is not None:
+            all_q, all_p = lax.all_gather((batch.guide, passages.guide), DATA, tiled=True)
+            dim = all_q.shape[-1]
+            found = scaled_scores(batch.guide, all_p.reshape(-1, dim), 1.0)
+            best = jnp.where(masks.positive, found, -jnp.inf).max(axis=-1)
+            leaves = partial(guided, own=best, margin=settings.guide_margin, relative=settings.guide_relative)
+            masks = Masks(masks.positive, masks.negative & leaves(found))
+            if questions is not None:
+                questions &= leaves(scaled_scores(batch.guide, all_q, 1.0))
+            if of_positives is not None:
+                all_own = all_p[:, :positives].reshape(-1, dim)
+                of_positives &= leaves(scaled_scores(passages.guide[:, 0], all_own, 1.0))
+        return _Counted(first, text_ids, all_excluded, masks, questions, of_positives)
 
 
 @dataclass(frozen=True)
@@ -199,10 +232,18 @@ class _AtSize:
         b, f, dim = vectors.shape
         scores = scaled_scores(vectors.reshape(b * f, dim), self.all_p.reshape(-1, dim), self.temperature)
         scores = scores.reshape(b, f, -1)
-        further = self.over_corpus(everyone, b) if self.program.contrastive.corpus_softmax else None
-        masks = self.counted.masks
-        of_corpus = () if further is None else (further,)
-        return self.program.loss(scores, masks.positive[:, None], masks.negative[:, None], *of_corpus), scores
+        masks, settings, further = self.counted.masks, self.program.contrastive, list[jax.Array]()
+        if settings.corpus_softmax:
+            further.append(self.over_corpus(everyone, b))
+        if self.counted.questions is not None:
+            of_questions = scaled_scores(vectors.reshape(b * f, dim), self.all_q, self.temperature).reshape(b, f, -1)
+            further.append(others_logsumexp(of_questions, self.counted.questions[:, None]))
+        if self.counted.positives is not None:
+            all_own = self.all_p[:, : self.program.positives].reshape(-1, dim)
+            of_own = others_logsumexp(scaled_scores(self.p[:, 0], all_own, self.temperature), self.counted.positives)
+            further.append(jnp.broadcast_to(of_own[:, None], (b, f)))
+        sums = (functools.reduce(jnp.logaddexp, further),) if further else ()
+        return self.program.loss(scores, masks.positive[:, None], masks.negative[:, None], *sums), scores
 
     def over_corpus(self, everyone: jax.Array, b: int) -> jax.Array:
         """The logarithm of the sum of exp(score) over the corpus's rows outside the batch, [b, F]."""

@@ -93,7 +93,8 @@ def make_step(
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             # Forms [b, V, D] of the questions are a side road: there are some where the loss has terms for misspelt ones.
             q, forms, p = embed_batch(program, params, state.frozen, batch, fetched, keys)
-            in_batch = PassagesOfBatch(own, everyone, index, text_ids)
+            guide = None if passages.guide is None else fetch_rows(passages.guide, everyone)
+            in_batch = PassagesOfBatch(own, everyone, index, text_ids, guide)
             loss_on = partial(batch_loss, program, q, p, in_batch, batch, forms=forms)
             if program.index_aware.kind == "none":
                 loss, metrics = loss_on()
