@@ -167,7 +167,7 @@ def _made(config: Optimizer, make: Callable[..., Any], **arguments: Any) -> opta
 def _on_whole_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return an optimizer whose state every device holds whole, so that it gets whole gradients."""
 
-    def update(updates: Any, state: OfWhole, params: Any = None) -> tuple[Any, OfWhole]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, inside = inner.update(updates, state.of_whole, params)
         return updates, OfWhole(inside)
 
@@ -181,7 +181,7 @@ def scale_by_name(rates: tuple[str, ...]) -> optax.GradientTransformation:
     def factor_of(path: tuple[Any, ...]) -> float:
         return next((factor for pattern, factor in reversed(factors) if re.search(pattern, dotted(path))), 1.0)
 
-    def init(params: Params) -> optax.EmptyState:
+    def init(params: Any) -> Any:
         names = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         for pattern, _ in factors:
             if not any(re.search(pattern, name) for name in names):
@@ -208,7 +208,7 @@ class Averages(NamedTuple):
 def averaging(decay: float) -> optax.GradientTransformation:
     """Return a transformation that keeps d a + (1 - d) w of the weights w after each update, from the first weights on."""
 
-    def update(updates: Any, state: Averages, params: Any = None) -> tuple[Any, Averages]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         new = optax.apply_updates(params, updates)
         return updates, Averages(jax.tree.map(lambda a, w: decay * a + (1 - decay) * w, state.average, new))
 

@@ -74,8 +74,8 @@ class ContrastiveRun(CorpusRun):
         self.guide = None if config.negatives.guide is None else Guide(config.negatives.guide, self.examples.texts)
         self.passages = self.whole.passages
         if self.guide is not None:
-            rows = self.guide.passages(passages, mesh, self.whole.rows)
-            self.passages = dataclasses.replace(self.whole.passages, guide=rows)
+            of_guide = self.guide.passages(passages, mesh, self.whole.rows)
+            self.passages = dataclasses.replace(self.whole.passages, guide=of_guide)
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
         self.evaluate_on(*self.examples.evaluated_on(data, self.corpus_rows))
