@@ -388,9 +388,311 @@ def _train(
 
 def with_averages(state: Any) -> Any:
     """Return a run's state with the averaged weights, where the optimizer keeps some, and then without a live index."""
-    train = state if isinstance(state, TrainState) else state.train
-    averages = averages_in(train.opt_state, train.params)
-    if averages is train.params:
+    train = getattr(state, "train", state)
+    averages = averages_in(train.opt_state, train.params) if isinstance(train, TrainState) else None
+    if averages is None:
+        return state
+    averaged = dataclasses.replace(train, params=averages)
+    return averaged if train is state else state._replace(train=averaged, index=None)
+
+
+def evaluate(self, state: Any) -> dict[str, float]:
+        """Metrics on the dev set; empty if there is none. The state stays usable, also where a signal breaks it off."""
+        ...
+
+    def evaluated(self) -> str:
+        """Return a text for the log that says which data an evaluation reads; empty if there is no dev set."""
+        ...
+
+    def save_model(self, state: Any, folder: Path) -> None:
+        """Write the model in the form that users load."""
+        ...
+
+
+def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
+    """Read a run's data and models and compile nothing yet."""
+    return _recipe(config)(config, mesh, workdir)
+
+
+def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
+    """Give a run's programs and the shapes of their arguments; read no weights and allocate nothing.
+
+    Args:
+      config: of the run.
+      mesh: the devices, which need not be here.
+      size: of the corpus.
+
+    Raises:
+      UserError: a model whose shape is not known, or settings that contradict each other.
+    """
+    config.check()
+    return _recipe(config).outline(config, mesh, size)
+
+
+def check_batch(config: Config, mesh: Mesh) -> None:
+    """Raise UsageError for a batch that does not divide over the devices."""
+    if config.train.batch_size % mesh.shape[DATA]:
+        raise UsageError(
+            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
+            f"set train.batch_size to a multiple of {mesh.shape[DATA]}"
+        )
+
+
+def _recipe(config: Config) -> Any:
+    # Imported here: each run pulls in its own models.
+    if isinstance(config, ArtConfig):
+        from jaxretr.training.runs.art import ArtRun
+
+        return ArtRun
+    if isinstance(config, ContrastiveConfig):
+        from jaxretr.training.runs.contrastive import ContrastiveRun
+
+        return ContrastiveRun
+    if isinstance(config, RerankerConfig):
+        from jaxretr.training.runs.cross_encoder import CrossEncoderRun
+
+        return CrossEncoderRun
+    if isinstance(config, MlmConfig):
+        from jaxretr.training.runs.mlm import MlmRun
+
+        return MlmRun
+    if isinstance(config, PassageLmConfig):
+        from jaxretr.training.runs.passage_lm import PassageLmRun
+
+        return PassageLmRun
+    if isinstance(config, EmbeddingDistillationConfig):
+        from jaxretr.training.runs.embedding_distillation import EmbeddingDistillationRun
+
+        return EmbeddingDistillationRun
+    raise UsageError(f"{type(config).__name__}: no run for this kind of config")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult(Mapping[str, float]):
+    """Result of a finished run: a mapping of its metrics, and its model.
+
+    Attributes:
+      metrics: of the best evaluation; of the last step where there is no dev set.
+      best: the step of the best evaluation; None where there is no dev set.
+      model: the folder of the best model, as `load_encoder` takes it; of the last one where there is no dev set.
+    """
+
+    metrics: dict[str, float]
+    best: int | None
+    model: Path
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+
+def train(
+    config: Config,
+    workdir: str | os.PathLike[str],
+    *,
+    loss: Callable[..., jax.Array] | None = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
+    schedule: Callable[[Any, int], Any] | None = None,
+    on_step: Callable[[int, dict[str, jax.Array]], object] | None = None,
+    profile_steps: tuple[int, int] | None = None,
+) -> TrainResult:
+    """Train by a config to the last step; resume automatically if `workdir` contains a checkpoint.
+
+    The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
+    `train.best_metric`, or the last one where there is no dev set.
+
+    Args:
+      config: the settings; a folder that was started with others, or with other contents of the files, is refused.
+      workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.runtime.storage.paths.as_path`).
+      loss: a loss in place of the softmax cross-entropy of a contrastive run, with the arguments of
+        `jaxretr.losses.contrastive.contrastive_losses`: (scores, positive, negative) -> float32 [...]; the config's
+        `contrastive.loss`. Like the next two, it is part of the run: the folder resumes only with the same source.
+      optimizer: a function that is called as optax's optimizers are, with `learning_rate=1.0` and `optimizer.arguments`, and
+        returns a transformation; the config's `optimizer.name`.
+      schedule: a function of (step from 1, steps) whose values multiply the learning rate, in addition to the warm-up; the
+        config's `optimizer.schedule`.
+      on_step: is called after every step, on every host, with its number from 1 and its metrics, which are on the devices:
+        reading one waits for the step.
+      profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
+
+    Returns:
+      The metrics and the model; equal to a dict of the metrics.
+
+    Raises:
+      UserError: bad input, a folder that cannot be written, a checkpoint of another shape, or a folder that was started
+        with other data or models.
+      SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
+    """
+    if not isinstance(config, Config):
+        raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
+    config = _with_own_parts(
+        config, {"contrastive.loss": loss, "optimizer.name": optimizer, "optimizer.schedule": schedule}
+    )
+    check_numbers(config)
+    keep_programs()
+    path = as_path(workdir)
+    with together(), open_folder(path) as folder:
+        best, values = _train(config, folder, profile_steps, on_step or (lambda *_: None))
+    if best is None:
+        return TrainResult(values, None, path / "model")
+    return TrainResult(best["figures"], best["step"], path / "model")
+
+
+def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:
+    """Return the config with the names of functions that were given in Python, by setting."""
+    given = {setting: name_of(part) for setting, part in parts.items() if part is not None}
+    if "contrastive.loss" in given and not isinstance(config, ContrastiveConfig):
+        raise UsageError(
+            f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
+        )
+    return with_settings(config, given) if given else config
+
+
+def open_folder(workdir: Path) -> RunFolder:
+    """The run's folder, which the first process puts in order before the others of its machine read it."""
+    if jax.process_index() == 0:
+        folder = RunFolder(workdir, writes=True)
+        agree("the run's folder", {})
+        return folder
+    agree("the run's folder", {})
+    return RunFolder(workdir, writes=False)
+
+
+def _train(
+    config: Config,
+    folder: RunFolder,
+    profile_steps: tuple[int, int] | None,
+    on_step: Callable[[int, dict[str, jax.Array]], object],
+) -> tuple[dict[str, Any] | None, dict[str, float]]:
+    """Return the best evaluation, as in best.json, and the metrics of the last step."""
+    # ---- devices, data, model ------------------------------------------------------------------------------------
+    sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
+    agree("the beginning", {**program_facts(), **sections, "workdir": str(folder)})
+    mesh = make_mesh(model=config.mesh.model)
+    check_batch(config, mesh)
+    writes, workdir = jax.process_index() == 0, folder.local
+    claim(workdir, config, writes)
+    if writes:
+        check_installed(config)
+    notes = HeldNotes()
+    with notes:
+        run = build(config, mesh, workdir)
+        inputs = with_own_parts(run.inputs(), config)
+    agree("the first step", {**inputs.read, **inputs.made})
+    check_inputs(workdir, inputs, config)
+
+    with Checkpoints(folder.checkpoints, config) as checkpoints, Interruption() as interruption:
+        # ---- begin or resume -------------------------------------------------------------------------------------
+        start, new = checkpoints.latest or 0, checkpoints.latest is None
+        with notes, interruption.ends_at_once() if new else contextlib.nullcontext():
+            state = run.init() if new else checkpoints.restore(run.abstract_state())
+        if writes:
+            # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
+            write_config(workdir, config)
+            write_inputs(workdir, inputs)
+            if start < config.train.steps:
+                note_start(workdir, start, mesh)
+        if start == config.train.steps:
+            log.info("%s: all %d steps are done; nothing is left to train", folder, start)
+        else:
+            notes.say()
+            if start:
+                log.info("resuming from step %d", start)
+        best = read_best(workdir)
+
+        # ---- steps -----------------------------------------------------------------------------------------------
+        watch = LossWatch(config.train.stop_factor)
+        clock, trace = Stopwatch(), StepTrace(profile_steps, workdir, start, config.train.steps)
+        going = writes and start < config.train.steps
+        trackers = open_trackers(workdir, config, str(folder)) if going else []
+        with (
+            MetricsLog(workdir, start=start, total=config.train.steps, writes=writes, trackers=trackers) as metrics_log,
+            contextlib.closing(trace),
+        ):
+            values = last_values(workdir) if start else {}
+            if new:
+                if what := run.evaluated():
+                    log.info("evaluating before the first step: %s", what)
+                with interruption.ends_at_once(), clock.part("evaluation"):
+                    best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
+                with clock.part("checkpoints"):
+                    folder.push()
+                    checkpoints.save(0, state, best["figures"] if best else None)
+            elif is_due(config, start) and not checkpoints.has_metrics(start) and (what := run.evaluated()):
+                log.info("evaluating step %d, which was interrupted before: %s", start, what)
+                with interruption.ends_at_once(), clock.part("evaluation"):
+                    best = evaluate(run, state, start, best, workdir, metrics_log, writes)
+            if start < config.train.steps:
+                log.info("%d steps to go; compiling the first takes a while", config.train.steps - start)
+            for number in range(start, config.train.steps):
+                step = number + 1
+                with trace.step(step):
+                    with clock.part("input"):
+                        batch = run.batch(number)
+                    with clock.part("steps" if number > start else "first step"):
+                        state, metrics = run.step(state, number, batch)
+                if number == start:
+                    log.info("%s before and in the first step", programs())
+                trace.end(step, metrics)
+                on_step(step, metrics)
+                watch.note(step, metrics["loss"])
+                last = step == config.train.steps
+                stopping = interruption.reached(step)
+                logs = step % config.train.log_every == 0 or last
+                evaluates = is_due(config, step)
+                saves = step % config.train.save_every == 0 or last or stopping
+                # Before anything is saved: a run can resume from every checkpoint.
+                with clock.part("steps"):
+                    bad = watch.check() if logs or evaluates or saves else None
+                if bad:
+                    checkpoints.wait()
+                    older = [saved for saved in checkpoints.steps if saved < bad.step]
+                    raise stop(workdir, bad, run.batch(bad.step - 1), max(older, default=None), writes)
+                if logs:
+                    values = {name: float(value) for name, value in metrics.items()}
+                    metrics_log.write(step, values, examples=config.train.batch_size, seconds=clock.news())
+                measured = None
+                if evaluates:
+                    with clock.part("evaluation"):
+                        # Due before the next step, and so encoded once for both.
+                        state = run.refreshed(state, step)
+                        try:
+                            best = evaluate(run, state, step, best, workdir, metrics_log, writes, interruption)
+                            measured = best and best["latest"]
+                        except AskedToStop:  # The step is saved without metrics, and evaluated when the run resumes.
+                            saves = stopping = True
+                if measured or saves:
+                    with clock.part("checkpoints"):
+                        folder.push()
+                        checkpoints.save(step, state, measured)
+                if stopping:
+                    checkpoints.wait()
+                    log.warning("interrupted: saved step %d; run the same command again to resume", step)
+                    raise SystemExit(EXIT_AGAIN)
+            with clock.part("checkpoints"):
+                checkpoints.wait()
+        if start < config.train.steps:
+            log.info("%s", clock.summary())
+            if best is not None and best["step"] == 0:
+                note_no_gain(best, config.train.best_metric, workdir, writes)
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+    if best is None:
+        # By all processes: arrays that are split over their devices come together first. One of them writes.
+        run.save_model(with_averages(state), workdir / "model")
+    return best, values
+
+
+def with_averages(state: Any) -> Any:
+    """Return a run's state with the averaged weights, where the optimizer keeps some, and then without a live index."""
+    train = state if isinstance(state, TrainState) else getattr(state, "train", None)
+    averages = None if train is None else averages_in(train.opt_state, train.params)
+    if averages is None:
         return state
     train = dataclasses.replace(train, params=averages)
     return train if isinstance(state, TrainState) else state._replace(train=train, index=None)

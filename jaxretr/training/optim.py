@@ -215,11 +215,11 @@ def averaging(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: Averages(jax.tree.map(jnp.array, params)), update)
 
 
-def averages_in(opt_state: Any, params: Params) -> Params:
-    """Return the averaged parameters of an optimizer's state, placed as the parameters are; without any, the parameters."""
+def averages_in(opt_state: Any, params: Params) -> Params | None:
+    """Return the averaged parameters of an optimizer's state, placed as the parameters are; None if it keeps none."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, Averages))
     found = next((each for each in leaves if isinstance(each, Averages)), None)
     if found is None:
-        return params
+        return None
     places = jax.tree.map(lambda x: x.sharding, params)
     return jax.jit(lambda x: x, out_shardings=places)(found.average)
