@@ -165,10 +165,9 @@ class ContrastiveConfig(Config):
                 raise UsageError(
                     f"contrastive.{name} is a denominator of the softmax; leave it out with a contrastive.loss of your own"
                 )
-        if negatives.guide is not None and contrastive.symmetric:
-            raise UsageError(
-                "contrastive.symmetric does not read negatives.guide; leave one of them out, or set contrastive.among_positives"
-            )
+        for name in ("symmetric", "corpus_softmax"):
+            if negatives.guide is not None and getattr(contrastive, name):
+                raise UsageError(f"contrastive.{name} does not ask negatives.guide; leave one of them out")
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:

@@ -37,7 +37,7 @@ class Optimizer:
     warmup: float = 0.01
     """Share of all steps that the learning rate rises for."""
     final: float = 0.02
-    """The last step's learning rate, as a share of the peak."""
+    """The last step's learning rate, as a share of the peak, with a schedule that is linear or cosine."""
     name: str = "adamw"
     """adamw; another of optax's: adabelief, adagrad, adamax, ademamix, amsgrad, lion, nadam, radam, rmsprop, sgd, yogi, and
     adafactor and muon, whose moments every device holds whole; or your own, FILE.py:FUNCTION, which is called as optax's
@@ -186,6 +186,10 @@ class Config:
     def check(self) -> None:
         """Refuse settings that contradict each other; raises UsageError, which names the setting."""
         self.check_sections()
+        if self.optimizer.ema and getattr(getattr(self, "index_aware", None), "kind", None) == "product":
+            raise UsageError(
+                "optimizer.ema and index_aware.kind=product: the codes are of the weights that train; leave one of them out"
+            )
         if self.mesh.shard_parameters and self.optimizer.name not in ELEMENTWISE:
             raise UsageError(
                 f"mesh.shard_parameters: optimizer.name={self.optimizer.name} works on whole matrices; leave one of them out"

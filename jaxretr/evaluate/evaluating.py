@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -26,7 +26,15 @@ from jaxretr.evaluate.measuring import (
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import System, bm25_search, encoder_search, find_all, index_search, own_encoder_search
+from jaxretr.evaluate.searches import (
+    OwnEncoder,
+    System,
+    bm25_search,
+    encoder_search,
+    find_all,
+    index_search,
+    own_encoder_search,
+)
 from jaxretr.runtime.errors import UsageError, UserError
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
@@ -46,7 +54,7 @@ _Path = str | Path
 
 
 def evaluate_model(
-    encoder: "Encoder | _Path | Callable[[], Encoder]",
+    encoder: "Encoder | OwnEncoder | _Path | Callable[[], Encoder]",
     *,
     beir: _Path | BeirSet,
     split: str = "test",
@@ -105,13 +113,14 @@ def evaluate_model(
     on = TestSet(data.questions, data.corpus, data.qrels, relevance_level=relevance_level)
     with nullcontext() if index is None else opened(index, len(data.questions), k) as stored:
         scorer = _loaded_scorer(rerank, depth, metrics)
-        model = loaded(encoder)
+        any_encoder: Any = encoder
+        model = loaded(any_encoder)
         system = name_of(model), lambda corpus: _search_of(model, corpus, where, stored, keep, batch_size)
         return _report([system, *compared], on, metrics, scorer, depth)
 
 
 def _search_of(
-    encoder: "Encoder",
+    encoder: "Encoder | OwnEncoder",
     corpus: Corpus,
     where: str,
     index: "Index | None",
@@ -122,12 +131,13 @@ def _search_of(
     from jaxretr.indexes.checks import check_index
     from jaxretr.indexes.exact.store import streamed
     from jaxretr.indexes.index import Opening
-    from jaxretr.models.text_encoder import TextEncoder
+    from jaxretr.models.combined_encoder import CombinedEncoder
+    from jaxretr.models.dual_encoder import DualEncoder
 
-    if not isinstance(encoder, TextEncoder):
-        if keep is not None or index is not None:
+    if not isinstance(encoder, DualEncoder | CombinedEncoder):
+        if any(value is not None for value in (keep, index, batch_size)):
             raise UsageError(
-                f"index and keep are of jaxretr's encoders, not of a {type(encoder).__name__}; leave them out"
+                f"index, keep and batch_size are for jaxretr's encoders, not for a {type(encoder).__name__}; leave them out"
             )
         return own_encoder_search(encoder, corpus)
     if keep is not None:

@@ -3,14 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxretr.data.corpus import Corpus
+from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.measuring import Run, Search, TestSet, depth
 from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
+from jaxretr.runtime.errors import UsageError
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
     from jaxretr.indexes.index import Index
@@ -58,14 +59,38 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
     return EncoderSearch(encoder, index.search, batch_size)
 
 
-def own_encoder_search(encoder: Any, corpus: Corpus) -> Search:
-    """`encoder_search` for any object that has encode_queries and encode_passages."""
+class OwnEncoder(Protocol):
+    """Anything of the user's that embeds texts."""
+
+    def encode_queries(self, questions: list[str], /) -> Any:
+        """Embed n questions, float [n, D]."""
+        ...
+
+    def encode_passages(self, passages: list[Passage], /) -> Any:
+        """Embed n passages, float [n, D]."""
+        ...
+
+
+def own_encoder_search(encoder: OwnEncoder, corpus: Corpus) -> Search:
+    """`encoder_search` for any object that has encode_queries and encode_passages.
+
+    Raises:
+      UsageError: it has only one of them, or returns anything but a row a text.
+    """
     from jaxretr.indexes.exact import ExactIndex
 
-    index = ExactIndex(np.asarray(encoder.encode_passages(list(corpus)), np.float32), corpus.ids)
+    def embedded(name: str, texts: Sequence[Any]) -> np.ndarray:
+        found = np.asarray(getattr(encoder, name)(texts), np.float32)
+        if found.ndim != 2 or len(found) != len(texts):
+            raise UsageError(f"{name} returned {list(found.shape)} for {len(texts)} texts; return [{len(texts)}, D]")
+        return found
+
+    if not callable(getattr(encoder, "encode_queries", None)):
+        raise UsageError(f"a {type(encoder).__name__} has no encode_queries; give it that method")
+    index = ExactIndex(embedded("encode_passages", list(corpus)), corpus.ids)
 
     def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
-        return index.search(np.asarray(encoder.encode_queries([each.text for each in questions]), np.float32), k)
+        return index.search(embedded("encode_queries", [each.text for each in questions]), k)
 
     return search
 

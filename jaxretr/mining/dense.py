@@ -12,6 +12,8 @@ from jaxretr.embeddings.encoding import Encoder, encode_texts, loaded, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.mining.negatives import Ranking
+from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.runtime.errors import UsageError
 
 # Questions searched at a time.
 _BLOCK = 1024
@@ -42,6 +44,10 @@ def rankings_of_model(
       UserError: a model that cannot be used.
     """
     encoder = loaded(model)
+    if not isinstance(encoder, TextEncoder):
+        raise UsageError(
+            f"model: a {type(encoder).__name__} is no encoder of jaxretr's; search with your own, and give run="
+        )
     passages, asked = encode_texts(encoder, corpus, None), encode_texts(encoder, questions, None)
     index = ExactIndex(passages, corpus.ids)
     # One more passage is ranked in place of a question that is one itself.

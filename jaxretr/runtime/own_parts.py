@@ -3,18 +3,24 @@
 import contextlib
 import functools
 import hashlib
+import importlib
 import inspect
+import linecache
 import marshal
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
-# Functions that were given in Python, by the name that their config has.
-_GIVEN: dict[str, Callable[..., Any]] = {}
+# Functions that were given in Python, by their setting and the name that the config has there.
+_GIVEN: dict[tuple[str, str], Callable[..., Any]] = {}
 _PYTHON = "python"
+_RUNNING: list[Path] = []
+"""The user's files that are being run, to find functions in them."""
 
 
 def is_own(name: str) -> bool:
@@ -22,62 +28,128 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the name by which a config refers to a function, and `own_part` finds it.
+def name_of(function: Callable[..., Any] | str, setting: str) -> str:
+    """Return the name by which a config refers to a function that was given in Python, and `own_part` finds it.
 
-    A function at the top level of a file is found there by later processes too; any other one has to be given again.
+    A function of an importable module is found there by later processes too; any other one has to be given again.
+
+    Raises:
+      UsageError: it cannot be called.
     """
+    if isinstance(function, str):
+        return function
+    if not callable(function):
+        raise UsageError(f"{setting}: a function is expected, not a {type(function).__name__}")
     inner = function.func if isinstance(function, functools.partial) else function
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    with contextlib.suppress(TypeError):
-        file = Path(inspect.getsourcefile(function) or "")
-        if file.is_file() and name.isidentifier():
-            name = f"{file.resolve()}:{name}"
-    name = name if is_own(name) else f"{_PYTHON}:{name}"
-    _GIVEN[name] = function
+    module = getattr(inner, "__module__", None) or type(inner).__module__
+    name = f"{_PYTHON}:{module}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    _GIVEN[setting, name] = function
     return name
 
 
 def own_part(name: str, setting: str) -> Callable[..., Any]:
-    """Return the function that a setting names, FILE.py:FUNCTION.
+    """Return the function that a setting names, FILE.py:FUNCTION; what it raises becomes a UsageError with its line.
 
     Raises:
       UsageError: there is no such file or function, the file fails, or the function was given to another process.
     """
-    if name in _GIVEN:
-        return _GIVEN[name]
+    function = _found(name, setting)
+    try:
+        path = Path(inspect.getsourcefile(inspect.unwrap(function)) or name)
+    except TypeError:
+        path = Path(name.rpartition(":")[0])
+
+    @functools.wraps(function, updated=())
+    def reported(*values: Any, **named: Any) -> Any:
+        with of_user(path, f"fix the function of {setting}"):
+            return function(*values, **named)
+
+    return reported
+
+
+def _found(name: str, setting: str) -> Callable[..., Any]:
+    if (setting, name) in _GIVEN:
+        return _GIVEN[setting, name]
     file, _, function = name.rpartition(":")
     if file == _PYTHON:
+        module, _, function = function.rpartition(".")
+        with contextlib.suppress(ImportError, ValueError):
+            if module != "__main__" and callable(found := getattr(importlib.import_module(module), function, None)):
+                return found
         raise UsageError(f"{setting}={name}: was given in Python; call jaxretr.train with this function again")
     path = Path(file).expanduser()
     if not path.is_file():
         raise UsageError(f"{setting}={name}: there is no file {path}; give FILE.py:FUNCTION")
-    found = _names_in(path).get(function)
-    if not callable(found):
-        hint = did_you_mean(function, [each for each, value in _names_in(path).items() if inspect.isfunction(value)])
+    names = _names_in(path, path.read_bytes())
+    if not callable(found := names.get(function)):
+        hint = did_you_mean(function, [each for each, value in names.items() if inspect.isfunction(value)])
         raise UsageError(f"{setting}={name}: {path} defines no function {function}{hint}")
     return found
 
 
 @functools.cache
-def _names_in(path: Path) -> dict[str, Any]:
-    with of_user(path, "fix the file"):
-        return runpy.run_path(str(path))
-
-
-def source_digest(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's source, or of its code where the source is not known; of a partial's values, too."""
-    found = hashlib.sha256()
-    while isinstance(function, functools.partial):
-        found.update(repr((function.args, sorted(function.keywords.items()))).encode())
-        function = function.func
-    of_class = function if hasattr(function, "__code__") else type(function)
+def _names_in(path: Path, content: bytes) -> dict[str, Any]:
+    """Return what a file with this content defines."""
+    linecache.checkcache(str(path))
+    _RUNNING.append(path)
     try:
-        found.update(inspect.getsource(of_class).encode())
-    except (OSError, TypeError):
-        code = getattr(of_class, "__code__", None)
-        found.update(marshal.dumps(code) if code else of_class.__qualname__.encode())
+        with of_user(path, "fix the file"):
+            return runpy.run_path(str(path))
+    finally:
+        _RUNNING.pop()
+
+
+def refuse_while_looking_for_parts() -> None:
+    """Raise UsageError if a user's file, which is run to find a function in it, trains."""
+    if _RUNNING:
+        raise UsageError("it trains where it is read; put that under: if __name__ == '__main__'")
+
+
+def source_digest(name: str, setting: str) -> str:
+    """Return a digest of what a setting names: of its whole file, or of a function that was given in Python.
+
+    Of the latter, the source counts (the code, where no file has it) with the values that it was made with: a closure's,
+    defaults, an object's attributes. What it reads from its module is not looked at.
+    """
+    file, _, _ = name.rpartition(":")
+    found = hashlib.sha256()
+    if file == _PYTHON:
+        _add(found, _found(name, setting), set())
+    else:
+        found.update(Path(file).expanduser().read_bytes())
     return found.hexdigest()
+
+
+def _add(found: Any, value: Any, seen: set[int]) -> None:
+    """Add a value to a digest; objects that say nothing of themselves count by their class."""
+    if id(value) in seen:
+        return
+    seen = {*seen, id(value)}
+    if isinstance(value, functools.partial):
+        _add(found, [value.func, value.args, value.keywords], seen)
+    elif isinstance(value, Mapping):
+        _add(found, [*value.items()], seen)
+    elif isinstance(value, list | tuple):
+        found.update(f"{len(value)}[".encode())
+        for each in value:
+            _add(found, each, seen)
+    elif callable(value) and hasattr(function := inspect.unwrap(value), "__code__"):
+        try:
+            found.update(inspect.getsource(function).encode())
+        except (OSError, TypeError):
+            found.update(marshal.dumps(function.__code__))
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        _add(found, [function.__defaults__, function.__kwdefaults__, cells], seen)
+    elif hasattr(value, "__array__"):
+        array = np.asarray(value)
+        found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    elif value is None or isinstance(value, str | bytes | int | float | complex):
+        found.update(repr(value).encode())
+    else:
+        found.update(f"{type(value).__module__}.{type(value).__qualname__}".encode())
+        with contextlib.suppress(OSError, TypeError):
+            found.update(inspect.getsource(type(value)).encode())
+        _add(found, getattr(value, "__dict__", None), seen)
 
 
 @contextlib.contextmanager
@@ -87,8 +159,8 @@ def of_user(path: Path, remedy: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # The file is the user's program: whatever it raises is to be fixed there.
-        line, what = _line_in(error, path), f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # The file is the user's program: whatever it raises is to be fixed there.
+        line, what = _line_in(error, path), f"{type(error).__name__}: {error}".splitlines()[0]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line, what = error.lineno, error.msg
         raise UsageError(f"{path}:{line}: {what}; {remedy}") from error

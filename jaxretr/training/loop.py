@@ -34,7 +34,7 @@ from jaxretr.config import (
 )
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import HeldNotes
-from jaxretr.runtime.own_parts import name_of
+from jaxretr.runtime.own_parts import name_of, refuse_while_looking_for_parts
 from jaxretr.runtime.parallel.compilation_cache import keep_programs
 from jaxretr.runtime.parallel.hosts import EXIT_AGAIN, AskedToStop, agree, program_facts, together
 from jaxretr.runtime.parallel.machine import cpu_name, cpu_threads
@@ -226,6 +226,7 @@ def train(
         with other data or models.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
+    refuse_while_looking_for_parts()
     if not isinstance(config, Config):
         raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
     config = _with_own_parts(
@@ -243,7 +244,7 @@ def train(
 
 def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:
     """Return the config with the names of functions that were given in Python, by setting."""
-    given = {setting: name_of(part) for setting, part in parts.items() if part is not None}
+    given = {setting: name_of(part, setting) for setting, part in parts.items() if part is not None}
     if "contrastive.loss" in given and not isinstance(config, ContrastiveConfig):
         raise UsageError(
             f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
@@ -387,7 +388,10 @@ def _train(
 
 
 def with_averages(state: Any) -> Any:
-    """Return a run's state with the averaged weights, where the optimizer keeps some, and then without a live index."""
+    """Return a run's state with the averaged weights, where the optimizer keeps some.
+
+    It has no live index then: that one's embeddings are of the weights that train.
+    """
     train = getattr(state, "train", state)
     averages = averages_in(train.opt_state, train.params) if isinstance(train, TrainState) else None
     if averages is None:

@@ -37,6 +37,9 @@ def schedule(config: Optimizer, steps: int) -> optax.Schedule:
     warmup = max(1, round(config.warmup * steps))
     if is_own(config.schedule):
         share = own_part(config.schedule, "optimizer.schedule")
+        found = jax.eval_shape(lambda step: share(step, steps), jax.ShapeDtypeStruct((), "int32"))
+        if getattr(found, "shape", None) != ():
+            raise UsageError(f"optimizer.schedule={config.schedule}: must return one number; fix the function")
         return lambda count: config.learning_rate * jnp.minimum((count + 1) / warmup, 1.0) * share(count + 1, steps)
     end = config.final * config.learning_rate
     start = warmup if config.decay is None else max(warmup, steps - round(config.decay * steps))
@@ -136,9 +139,7 @@ def _arguments(config: Optimizer) -> dict[str, Any]:
 
 
 def _maker(name: str) -> Callable[..., optax.GradientTransformation]:
-    if is_own(name):
-        return own_part(name, "optimizer.name")
-    make = getattr(optax, name, None) or getattr(contrib, name)
+    make = own_part(name, "optimizer.name") if is_own(name) else getattr(optax, name, None) or getattr(contrib, name)
     settings: dict[str, Any] = {}
     if "weight_decay" in inspect.signature(make).parameters:
         settings["weight_decay"] = 0.0  # `build` adds it.
@@ -157,11 +158,16 @@ def _matrices(params: Params) -> Any:
 
 
 def _made(config: Optimizer, make: Callable[..., Any], **arguments: Any) -> optax.GradientTransformation:
+    given = " ".join(config.arguments) or "none"
     try:
-        return make(**arguments)
+        made = make(**arguments)
     except (TypeError, ValueError) as error:
-        given = " ".join(config.arguments) or "none"
         raise UsageError(f"optimizer.name={config.name}: {error}; optimizer.arguments are {given}") from error
+    if not isinstance(made, optax.GradientTransformation):
+        raise UsageError(
+            f"optimizer.name={config.name}: returned a {type(made).__name__}; return an optax.GradientTransformation"
+        )
+    return made
 
 
 def _on_whole_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:

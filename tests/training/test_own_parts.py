@@ -1,5 +1,6 @@
 """Parts of a run that a user brings: a loss, an optimizer of optax's or their own, a schedule, averaged weights, a callback."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ def matrix(scores, positive, negative):
 
 def constant(step, steps):
     return jnp.where(step < steps, 1.0, 0.5)
+
+def none(*values, **named):
+    return None
+
+def broken(scores, positive, negative):
+    return scores.nope
 """
 
 
@@ -101,7 +108,6 @@ def test_a_run_of_ones_own_functions_resumes_with_them_alone(
     with pytest.raises(UsageError, match=r"started with other settings \(contrastive\)"):
         train(settings, tmp_path / "run", **{**functions, "loss": lambda scores, positive, negative: -scores.mean(-1)})
     losses.write_text(LOSSES.replace("1.0, 0.5", "1.0, 0.1"))
-    own_parts._names_in.cache_clear()
     with pytest.raises(
         UserError, match=r"other schedule function than there are now \(optimizer.schedule=.*:constant\)"
     ):
@@ -125,6 +131,17 @@ def test_a_loss_of_ones_own_is_validated_with_too(config: Any, losses: Path, tmp
         ({"contrastive": {"loss": "{losses}:margn"}}, r"defines no function margn; did you mean 'margin'\?"),
         ({"contrastive": {"loss": "nowhere.py:f"}}, "there is no file nowhere.py"),
         ({"contrastive": {"loss": "python:f"}}, "call jaxretr.train with this function again"),
+        (
+            {"contrastive": {"loss": "{losses}:none"}},
+            r"returned NoneType \[\] for scores .*; return one float a question",
+        ),
+        (
+            {"contrastive": {"loss": "{losses}:broken"}},
+            r"losses.py:22: AttributeError: .*; fix the function of contrastive.loss",
+        ),
+        ({"optimizer": {"schedule": "{losses}:none"}}, r"optimizer.schedule=.*: must return one number"),
+        ({"optimizer": {"name": "{losses}:none"}}, r"returned a NoneType; return an optax.GradientTransformation"),
+        ({"optimizer": {"ema": 0.9}, "index_aware": {"kind": "product"}}, "the codes are of the weights that train"),
         ({"contrastive": {"loss": "{losses}:matrix"}}, r"return one float a question, \[4, 1\]"),
         ({"contrastive": {"loss": "{losses}:margin", "corpus_softmax": True}}, "is a denominator of the softmax"),
         ({"optimizer": {"name": "loin"}}, "no such optimizer; did you mean 'lion'"),
@@ -161,6 +178,57 @@ def test_the_command_line_sets_them() -> None:
     settings = override(contrastive_config(Path()), words.split())
     assert settings.optimizer == Optimizer(name="sgd", arguments=("momentum=0.9", "nesterov=true"), learning_rate=1e-3)
     assert settings.contrastive.loss == "losses.py:margin"
+
+
+def test_a_digest_tells_functions_apart_and_not_processes() -> None:
+    def made(factor: Any) -> Callable[..., Any]:
+        return lambda scores, positive, negative: factor * scores.mean(-1)
+
+    class Loss:
+        def __init__(self, factor: float):
+            self.factor = factor
+
+        def __call__(self, scores: Any, positive: Any, negative: Any) -> Any:
+            return self.factor * scores.mean(-1)
+
+    def digest(function: Any) -> str:
+        return own_parts.source_digest(own_parts.name_of(function, "contrastive.loss"), "contrastive.loss")
+
+    large = np.arange(5000.0)
+    several = {
+        "closure": [made(1.0), made(2.0)],
+        "array": [made(large), made(np.where(large == 2500, 1.0, large))],
+        "object": [Loss(1.0), Loss(2.0)],
+        "jit": [jax.jit(made(3.0)), jax.jit(made(4.0))],
+        "partial": [functools.partial(squared, bound=made(5.0)), functools.partial(squared, bound=made(6.0))],
+        "default": [lambda s, p, n, m=1: s, lambda s, p, n, m=2: s],
+    }
+    digests = [digest(each) for pair in several.values() for each in pair]
+    assert len({*digests}) == len(digests)
+    assert digest(made(1.0)) == digests[0] and digest(Loss(2.0)) == digests[5]
+    assert digest(functools.partial(squared, bound=made(5.0))) == digests[8], "no address is in it"
+
+
+def test_functions_are_looked_for_without_running_a_script_again(tmp_path: Path) -> None:
+    name = own_parts.name_of(random_tree, "optimizer.name")
+    assert name == "python:test_optim.random_tree"
+    own_parts._GIVEN.clear()
+    assert own_parts.own_part(name, "optimizer.name").__wrapped__ is random_tree, "of an importable module"
+    first, other = (lambda step, steps: 1.0), (lambda scores, positive, negative: scores)
+    names = own_parts.name_of(first, "optimizer.schedule"), own_parts.name_of(other, "contrastive.loss")
+    assert (
+        names[0] == names[1].replace("contrastive.loss", "")
+        and own_parts.own_part(names[0], "optimizer.schedule")(1, 2) == 1.0
+    )
+    script = tmp_path / "script.py"
+    script.write_text("import jaxretr\n\njaxretr.train(None, 'runs')\n")
+    with pytest.raises(UsageError, match="put that under: if __name__ == '__main__'"):
+        own_parts.own_part(f"{script}:loss", "contrastive.loss")
+    script.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UsageError, match=r"script.py:2: SystemExit: 3; fix the file"):
+        own_parts.own_part(f"{script}:loss", "contrastive.loss")
+    with pytest.raises(UsageError, match="a function is expected, not a int"):
+        train(contrastive_config(tmp_path), tmp_path / "run", loss=3)  # pyright: ignore[reportArgumentType]
 
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------

@@ -257,11 +257,12 @@ def _loss(name: str) -> Callable[..., jax.Array]:
     def checked(scores: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
         # Masks of questions and their forms may have an axis of length 1 that the scores have not.
         masks = (jnp.broadcast_to(mask, scores.shape) for mask in (positive, negative))
-        losses = jnp.asarray(function(scores, *masks))
-        if losses.shape != scores.shape[:-1] or not jnp.issubdtype(losses.dtype, jnp.floating):
+        losses = function(scores, *masks)
+        shape, dtype = getattr(losses, "shape", None), getattr(losses, "dtype", type(losses).__name__)
+        if shape != scores.shape[:-1] or not jnp.issubdtype(dtype, jnp.floating):
             raise UsageError(
-                f"contrastive.loss={name}: returned {losses.dtype} {list(losses.shape)} for scores "
-                f"{list(scores.shape)}; return one float a question, {list(scores.shape[:-1])}"
+                f"contrastive.loss={name}: returned {dtype} {list(shape or ())} for scores {list(scores.shape)}; return one "
+                f"float a question, {list(scores.shape[:-1])}"
             )
         return losses.astype(jnp.float32)
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.encoding import encode_rows, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
-from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import put_rows
 from jaxretr.runtime.progress import Progress
 
@@ -29,7 +29,7 @@ class Guide:
         Raises:
           UserError: there is no such encoder.
         """
-        self._encoder = load_encoder(path, dtype="auto")
+        self._encoder = DualEncoder.from_pretrained(path, dtype="auto")
         self.fingerprint = model_fingerprint(self._encoder)
         self.questions = _unit(self._encoder.encode_queries(list(questions)))
 

@@ -12,7 +12,7 @@ from jaxretr.config import Config
 from jaxretr.data.questions import Question
 from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.own_parts import is_own, own_part, source_digest
+from jaxretr.runtime.own_parts import is_own, source_digest
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
 
@@ -38,11 +38,13 @@ _SETTINGS = {
     "scorer": ("scorer.path",),
     "teacher": ("teacher",),
     "guide": ("negatives.guide",),
+}
+# Settings that may name a function of the user's.
+_FUNCTIONS = {
     "loss function": ("contrastive.loss",),
     "optimizer function": ("optimizer.name",),
     "schedule function": ("optimizer.schedule",),
 }
-_FUNCTIONS = tuple(name for name in _SETTINGS if name.endswith(" function"))
 _PATHS = tuple(dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings))
 
 
@@ -73,8 +75,8 @@ def file_digest(path: str | None) -> str:
 
 def with_own_parts(inputs: Inputs, config: Config) -> Inputs:
     """Return the inputs with digests of the sources of the user's functions, if the config names any."""
-    named = {name: value for name in _FUNCTIONS for value in _values(config, _SETTINGS[name][0]) if is_own(value)}
-    sources = {name: source_digest(own_part(value, _SETTINGS[name][0])) for name, value in named.items()}
+    named = [(name, setting, value) for name, (setting,) in _FUNCTIONS.items() for value in _values(config, setting)]
+    sources = {name: source_digest(value, setting) for name, setting, value in named if is_own(value)}
     return inputs._replace(read={**inputs.read, **sources})
 
 
@@ -104,7 +106,7 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
     path, begun = workdir / INPUTS, read_inputs(workdir)
     changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
     if changed:
-        settings = dict.fromkeys(setting for name in changed for setting in _SETTINGS[name])
+        settings = dict.fromkeys(setting for name in changed for setting in {**_SETTINGS, **_FUNCTIONS}[name])
         values = {setting: ",".join(_values(config, setting)) for setting in settings}
         files = ", ".join(f"{setting}={value}" for setting, value in values.items() if value)
         raise UserError(

@@ -172,10 +172,11 @@ class _Counted:
         masks = Masks.of_batch(text_ids, excluded, first=first, positives=positives)
         size, questions, of_positives = len(text_ids), None, None
         if program.contrastive.among_questions:
-            # Another question, unless it has a positive that is none of this one's negatives.
-            other = jnp.arange(size) != (first + jnp.arange(b))[:, None]
+            # Another question, unless it has the same text, or a positive that is none of this one's negatives.
+            tokens = lax.all_gather(batch.tokens, DATA, tiled=True)
+            itself = (tokens == batch.tokens[:, None]).all(axis=-1)
             shares = among(text_ids[:, :positives].reshape(-1), excluded).reshape(b, size, positives).any(axis=-1)
-            questions = other & ~shares
+            questions = ~itself & ~shares
         if program.contrastive.among_positives:
             of_positives = masks.negative.reshape(b, size, -1)[:, :, :positives].reshape(b, -1)
         if passages.guide is not None and batch.guide is not None:

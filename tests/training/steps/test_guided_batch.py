@@ -35,7 +35,12 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, ...]:
         guide_q = guide_p = None
     rows = jnp.arange(B * C, dtype=jnp.int32).reshape(B, C)
     batch = ContrastiveBatch(
-        jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32), rows, jnp.zeros((B, 0), jnp.int32), None, guide=guide_q
+        jnp.arange(B, dtype=jnp.int32)[:, None],
+        jnp.ones(B, jnp.int32),
+        rows,
+        jnp.zeros((B, 0), jnp.int32),
+        None,
+        guide=guide_q,
     )
 
     @partial(jax.shard_map, mesh=make_mesh(jax.devices()[:devices]), in_specs=P(DATA), out_specs=(P(), P(), P(DATA)))
