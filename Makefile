@@ -30,6 +30,7 @@ reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and 
 	$(BENCH)/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
 	$(BENCH)/art_encoders.py ablations --runs runs/art $(ART)
 	$(if $(DATA),$(BENCH)/art_encoders.py domains --data $(DATA) --runs runs/art $(ART))
+	$(if $(SMOLLM2),$(BENCH)/art_encoders.py embedded-teacher --scorer $(SMOLLM2) --runs runs/art $(ART))
 	$(if $(and $(DATA),$(SMOLLM2)),$(BENCH)/art_encoders.py teacher --data $(DATA) --scorer $(SMOLLM2) --runs runs/art $(ART))
 	$(if $(DATA),$(BENCH)/art_encoders.py curve --data $(DATA) --runs runs/art $(ART))
 	$(if $(CROSS_ENCODER),$(BENCH)/art_teachers.py --cross-encoder $(CROSS_ENCODER) $(if $(DATA),--data $(DATA),--embedded) --runs runs/art_teachers $(ART))
