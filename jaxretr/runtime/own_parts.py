@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 # Functions that were given in Python, by their setting and the name that the config has there.
@@ -141,6 +139,8 @@ def _add(found: Any, value: Any, seen: set[int]) -> None:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         _add(found, [function.__defaults__, function.__kwdefaults__, cells], seen)
     elif hasattr(value, "__array__"):
+        import numpy as np  # Help, which reads configs, does without it.
+
         array = np.asarray(value)
         found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     elif value is None or isinstance(value, str | bytes | int | float | complex):

@@ -76,7 +76,8 @@ for order in orders:
 
 
 def test_the_functions_arguments_can_be_asked_for(tmp_path: Path):
-    assert list(inspect.signature(jaxretr.train).parameters) == ["config", "workdir", "profile_steps"]
+    names = ["config", "workdir", "loss", "optimizer", "schedule", "on_step", "profile_steps"]
+    assert list(inspect.signature(jaxretr.train).parameters) == names
     assert list(inspect.signature(jaxretr.search).parameters)[:3] == ["encoder", "index", "queries"]
     with pytest.raises(UserError, match="corpus or queries"):
         jaxretr.encode("m", out=tmp_path)
