@@ -48,12 +48,11 @@ from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.interruption import Interruption
 from jaxretr.training.loss_watch import LossWatch, stop
 from jaxretr.training.metrics_log import MetricsLog, read_metrics
-from jaxretr.training.optim import averages_in
+from jaxretr.training.optim import with_averages
 from jaxretr.training.profiling import StepTrace, Stopwatch
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.outline import Outline
 from jaxretr.training.runs.run_inputs import Inputs, at_new_paths, check_inputs, with_own_parts, write_inputs
-from jaxretr.training.state import TrainState
 from jaxretr.training.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
@@ -385,19 +384,6 @@ def _train(
         # By all processes: arrays that are split over their devices come together first. One of them writes.
         run.save_model(with_averages(state), workdir / "model")
     return best, values
-
-
-def with_averages(state: Any) -> Any:
-    """Return a run's state with the averaged weights, where the optimizer keeps some.
-
-    It has no live index then: that one's embeddings are of the weights that train.
-    """
-    train = getattr(state, "train", state)
-    averages = averages_in(train.opt_state, train.params) if isinstance(train, TrainState) else None
-    if averages is None:
-        return state
-    averaged = dataclasses.replace(train, params=averages)
-    return averaged if train is state else state._replace(train=averaged, index=None)
 
 
 def evaluate(

@@ -1,5 +1,6 @@
 """The optimizer: AdamW or another of optax's, its learning-rate schedule, the parameters that decay, and averaged weights."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -18,6 +19,7 @@ from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.own_parts import is_own, own_part
 from jaxretr.runtime.parallel.sharding import dotted
 from jaxretr.runtime.parallel.split_parameters import OfWhole, global_norm
+from jaxretr.training.state import TrainState
 
 
 def schedule(config: Optimizer, steps: int) -> optax.Schedule:
@@ -221,11 +223,18 @@ def averaging(decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: Averages(jax.tree.map(jnp.array, params)), update)
 
 
-def averages_in(opt_state: Any, params: Params) -> Params | None:
-    """Return the averaged parameters of an optimizer's state, placed as the parameters are; None if it keeps none."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, Averages))
+def with_averages(state: Any) -> Any:
+    """Return a run's state with the averaged weights, where the optimizer keeps some, placed as the weights are.
+
+    It has no live index then: that one's embeddings are of the weights that train.
+    """
+    train = getattr(state, "train", state)
+    if not isinstance(train, TrainState):
+        return state
+    leaves = jax.tree.leaves(train.opt_state, is_leaf=lambda x: isinstance(x, Averages))
     found = next((each for each in leaves if isinstance(each, Averages)), None)
     if found is None:
-        return None
-    places = jax.tree.map(lambda x: x.sharding, params)
-    return jax.jit(lambda x: x, out_shardings=places)(found.average)
+        return state
+    places = jax.tree.map(lambda x: x.sharding, train.params)
+    averaged = dataclasses.replace(train, params=jax.jit(lambda x: x, out_shardings=places)(found.average))
+    return averaged if train is state else state._replace(train=averaged, index=None)

@@ -32,7 +32,7 @@ from jaxretr.training.runs.corpus_run import CorpusRun
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, model_shape
-from jaxretr.training.runs.guide import Guide
+from jaxretr.training.runs.guide import read_guide
 from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
 from jaxretr.training.runs.run_examples import read_run_examples
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
@@ -71,11 +71,10 @@ class ContrastiveRun(CorpusRun):
             make_step,
         )
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
-        self.guide = None if config.negatives.guide is None else Guide(config.negatives.guide, self.examples.texts)
-        self.passages = self.whole.passages
-        if self.guide is not None:
-            of_guide = self.guide.passages(passages, mesh, self.whole.rows)
-            self.passages = dataclasses.replace(self.whole.passages, guide=of_guide)
+        self.guide, self.passages = None, self.whole.passages
+        if config.negatives.guide is not None:
+            self.guide = read_guide(config.negatives.guide, self.examples.texts, passages, mesh, self.whole.rows)
+            self.passages = dataclasses.replace(self.whole.passages, guide=self.guide.passages)
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
         self.evaluate_on(*self.examples.evaluated_on(data, self.corpus_rows))

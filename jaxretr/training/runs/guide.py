@@ -2,50 +2,58 @@
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.data.corpus import Corpus
-from jaxretr.embeddings.encoding import encode_rows, name_of
+from jaxretr.embeddings.encoding import name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import put_rows
 from jaxretr.runtime.progress import Progress
 
 
-class Guide:
-    """A guide and its embeddings of the questions.
+class Guide(NamedTuple):
+    """What a run needs of a guide; the encoder itself is freed."""
 
-    Attributes:
-      questions: float32 [Q, D'], of length 1.
-      fingerprint: of the encoder.
+    questions: np.ndarray
+    """Embeddings of all questions, of length 1, float32 [Q, D']."""
+    passages: jax.Array
+    """The passages' embeddings, of length 1, float32 [N, D'], sharded by row."""
+    fingerprint: str
+    """Of the encoder."""
+
+
+def read_guide(path: str, questions: Sequence[str], passages: Corpus, mesh: Mesh, rows: int) -> Guide:
+    """Load the encoder; encode the questions on every host, and the passages on the host of their devices.
+
+    Args:
+      path: a dual encoder's folder or hub name.
+      questions: Q questions.
+      passages: the passages.
+      mesh: the devices.
+      rows: N, the passages' rows with padding.
+
+    Raises:
+      UserError: there is no such encoder.
     """
+    encoder = DualEncoder.from_pretrained(path, dtype="auto")
+    asked = _unit(encoder.encode_queries(list(questions)))
+    with Progress(len(passages), "passage", f"encoded by {name_of(encoder)}") as progress:
 
-    def __init__(self, path: str, questions: Sequence[str]):
-        """Load the encoder, and encode the questions on every host.
+        @functools.cache  # Devices that hold copies ask again.
+        def embeddings(start: int, stop: int) -> np.ndarray:
+            if start >= len(passages):
+                return np.zeros((0, asked.shape[1]), np.float32)
+            chosen = [passages[row] for row in range(start, min(stop, len(passages)))]
+            [(found, _)] = encoder.encode_pieces("passage", [chosen], advance=progress.advance)
+            return _unit(found)
 
-        Raises:
-          UserError: there is no such encoder.
-        """
-        self._encoder = DualEncoder.from_pretrained(path, dtype="auto")
-        self.fingerprint = model_fingerprint(self._encoder)
-        self.questions = _unit(self._encoder.encode_queries(list(questions)))
-
-    def passages(self, passages: Corpus, mesh: Mesh, rows: int) -> jax.Array:
-        """Encode the passages, on each host those of its devices; float32 [rows, D'], sharded by row."""
-        with Progress(len(passages), "passage", f"encoded by {name_of(self._encoder)}") as progress:
-
-            @functools.cache  # Devices that hold copies ask again.
-            def embeddings(start: int, stop: int) -> np.ndarray:
-                if start >= len(passages):
-                    return np.zeros((0, self.questions.shape[1]), np.float32)
-                chosen = Corpus.from_passages([passages[row] for row in range(start, min(stop, len(passages)))])
-                found, _ = encode_rows(self._encoder, chosen, advance=progress.advance)
-                return _unit(found)
-
-            return put_rows(mesh, embeddings, (rows, self.questions.shape[1]), np.float32)
+        of_passages = put_rows(mesh, embeddings, (rows, asked.shape[1]), np.float32)
+    return Guide(asked, of_passages, model_fingerprint(encoder))
 
 
 def _unit(embeddings: np.ndarray) -> np.ndarray:

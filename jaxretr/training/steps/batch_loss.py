@@ -5,10 +5,9 @@ Inside a shard_map over the mesh's "data" axis: b = B / devices questions are lo
 the losses themselves, and what decides which passages count, are in jaxretr/losses/contrastive.py.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -243,7 +242,7 @@ class _AtSize:
             all_own = self.all_p[:, : self.program.positives].reshape(-1, dim)
             of_own = others_logsumexp(scaled_scores(self.p[:, 0], all_own, self.temperature), self.counted.positives)
             further.append(jnp.broadcast_to(of_own[:, None], (b, f)))
-        sums = (functools.reduce(jnp.logaddexp, further),) if further else ()
+        sums = (reduce(jnp.logaddexp, further),) if further else ()
         return self.program.loss(scores, masks.positive[:, None], masks.negative[:, None], *sums), scores
 
     def over_corpus(self, everyone: jax.Array, b: int) -> jax.Array:

@@ -88,12 +88,12 @@ def make_step(
         everyone = lax.all_gather(rows, DATA, tiled=True, to="invarying")  # [B, C]
         fetched = fetch_rows(passages, everyone)  # [b, C, L], [b, C]
         own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(text_ids, everyone))  # [b, C]
+        guide = None if passages.guide is None else fetch_rows(passages.guide, everyone)
 
         # 3. Embed with gradient, compare with the passages of all devices.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             # Forms [b, V, D] of the questions are a side road: there are some where the loss has terms for misspelt ones.
             q, forms, p = embed_batch(program, params, state.frozen, batch, fetched, keys)
-            guide = None if passages.guide is None else fetch_rows(passages.guide, everyone)
             in_batch = PassagesOfBatch(own, everyone, index, text_ids, guide)
             loss_on = partial(batch_loss, program, q, p, in_batch, batch, forms=forms)
             if program.index_aware.kind == "none":
