@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +35,9 @@ REASONS = {
     "relabelled": "that the scorer finds so good that they are positives now",
     "scorer": "that the scorer finds too close to the positive or better",
 }
+
+# Last ranks of the intervals of a report's histogram.
+_LAST_RANKS = (1, 3, 10, 30, 100, 300, 1000)
 
 # Runs of other programs list passages that share no word with the question. Their score of 0 may be written as a few
 # steps of float32 below 0, since all scores of a question in a TREC run differ (see `write_trec`).
@@ -272,32 +276,38 @@ class MiningReport:
       questions: number of questions.
       negatives: number of negatives -> number of questions that have this many.
       dropped: reason (of `REASONS`) -> ranked passages.
-      positives_found: questions with a positive among the `depth` best passages.
       positive_scores_unknown: questions without a known positive score; a margin drops all their passages.
-      ranks: ranks of the best positive, as "4-10" -> questions.
+      ranks: rank of the best positive, None below `depth` -> questions.
     """
 
     depth: int
     questions: int = 0
     negatives: Counter[int] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(REASONS, 0)))
-    positives_found: int = 0
     positive_scores_unknown: int = 0
-    ranks: Counter[str] = field(default_factory=Counter)
+    ranks: Counter[int | None] = field(default_factory=Counter)
 
     def add(self, mined: Mined) -> None:
         """Count one question."""
         self.questions += 1
         self.negatives[len(mined.rows)] += 1
         self.dropped.update(mined.dropped)
-        self.positives_found += mined.positive_rank is not None
         self.positive_scores_unknown += mined.positive_unknown
-        self.ranks[_ranks_around(mined.positive_rank, self.depth)] += 1
+        self.ranks[mined.positive_rank] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON; `dropped` and the negatives together are all the passages ranked."""
         total = sum(number * questions for number, questions in self.negatives.items())
         of_all = max(1, self.questions)
+        found = self.questions - self.ranks[None]
+        edges = [0, *(last for last in _LAST_RANKS if last < self.depth), self.depth]
+        histogram = {
+            f"{before + 1}-{last}" if last > before + 1 else str(last): sum(
+                self.ranks[rank] for rank in range(before + 1, last + 1)
+            )
+            for before, last in pairwise(edges)
+        }
+        histogram["lower"] = self.ranks[None]
         return {
             "questions": self.questions,
             "negatives": {
@@ -310,26 +320,8 @@ class MiningReport:
             "questions_without_positive_score": self.positive_scores_unknown,
             "positive_in_top": {
                 "depth": self.depth,
-                "questions": self.positives_found,
-                "share": self.positives_found / of_all,
+                "questions": found,
+                "share": found / of_all,
             },
-            "best_positive_ranks": {name: self.ranks[name] for name in sorted(self.ranks, key=_first_rank)},
+            "best_positive_ranks": {name: number for name, number in histogram.items() if number},
         }
-
-
-_RANKS = (1, 3, 10, 30, 100, 300, 1000)
-_LOWER = "lower"
-
-
-def _ranks_around(rank: int | None, depth: int) -> str:
-    """Return the interval of a histogram that holds a rank."""
-    if rank is None:
-        return _LOWER
-    last = next((last for last in _RANKS if rank <= last), depth)
-    first = next((before + 1 for before in reversed(_RANKS) if before < rank), 1)
-    last = min(last, max(depth, first))
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def _first_rank(name: str) -> float:
-    return float("inf") if name == _LOWER else int(name.split("-")[0])
