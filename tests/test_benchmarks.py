@@ -653,3 +653,16 @@ def test_engines(main: Main, postgres: Any) -> None:
     exact = ("exact, in memory", "pgvector exact", "LanceDB exact")
     assert {name: rows[name][0] for name in exact} == dict.fromkeys(exact, "1.0000")
     assert float(rows["pgvector indexed"][0]) > 0.8 and float(rows["LanceDB indexed"][0]) > 0.8
+
+
+@pytest.mark.slow
+def test_mixture(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("mixture")
+    monkeypatch.setattr(module, "SETS", {"wiki_qa": ("squad", "q: ", "p: "), "scifact": ("test", "claim: ", "")})
+    words = ["--data", data, "--sets", "wiki_qa", "scifact", "--runs", tmp_path / "runs", "--passages", 0, "--seeds"]
+    printed = main(module, *words, 0, "--steps", 2, "--settings", "--encoder.path", encoder, *SHORT)
+    for row in ("BM25", "the start", "alone", "mixture", "mixed batches"):
+        assert f"\n| {row} | " in printed
+    assert "mixture - alone, scifact ndcg@10: +0.0 points" in printed
+    assert "mixture: 4 batches, 2 of 32 wiki_qa, 2 of 32 scifact\n" in printed
+    assert "mixed batches: 4 batches, 4 of 16 wiki_qa + 16 scifact" in printed

@@ -21,7 +21,9 @@ from jaxretr.config import (
     ContrastiveConfig,
     Encoder,
     LiveIndex,
+    MixtureSet,
     MlmConfig,
+    Negatives,
     PairEncoder,
     PassageLmConfig,
     PretrainData,
@@ -142,9 +144,15 @@ def _other(hint: Any, now: Any) -> Any:
     if get_origin(hint) is Literal:
         return next(choice for choice in get_args(hint) if choice != now)
     if get_origin(hint) is tuple:
+        if get_args(hint)[0] is MixtureSet:
+            return (MixtureSet(name="one", train="a.jsonl", negatives=Negatives(static=3)), MixtureSet(name="other"))
         return (_other(get_args(hint)[0], None), _other(get_args(hint)[0], now))
     kind = next(part for part in (hint, *get_args(hint)) if part in (int, float, str))
     return {int: 1234567, float: 0.03125, str: "another one"}[kind]
+
+
+def _in_json(value: Any) -> str:
+    return json.dumps(value, default=dataclasses.asdict)
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -180,14 +188,14 @@ def test_every_setting_can_be_typed_and_be_a_value_a_dict_or_an_object(name: str
             section, _, key = each.replace("_", "-").rpartition(".")
             words.append("--" + ".".join(filter(None, (section, "no-" * (values[each] is False) + key))))
             many = values[each] if isinstance(values[each], tuple) else [values[each]] * (hint is not bool)
-            words += map(str, many)
+            words += (_in_json(each) if dataclasses.is_dataclass(each) else str(each) for each in many)
     changed = with_settings(config, values)
     assert {each: _at(changed, each) for each in values} == values
     assert override(config, words) == changed
     nested = _nested(values)
     assert with_settings(config, nested) == changed
     assert with_settings(config, {each: _object(types[each], value) for each, value in nested.items()}) == changed
-    in_json = [each if isinstance(each, str) else json.dumps(each) for pair in nested.items() for each in pair]
+    in_json = [each if isinstance(each, str) else _in_json(each) for pair in nested.items() for each in pair]
     in_json[::2] = [f"--{each}" for each in in_json[::2]]
     assert override(config, in_json) == changed
     # What can be left out is, and everything else is as it was.

@@ -34,8 +34,10 @@ def add_commands(commands: Commands) -> None:
         "--data",
         "--beir",
         metavar="PATH",
+        action="append",
         help="your own data, instead of what the config names: a BEIR folder (corpus, queries, qrels) or one training "
-        "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements",
+        "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements; given "
+        "several times, a contrastive run trains on all of them (data.mixture)",
     )
     add(
         "--data-folder",

@@ -24,8 +24,10 @@ from jaxretr.config.contrastive import (
     ContrastiveConfig,
     ContrastiveData,
     Distillation,
+    MixtureSet,
     Negatives,
     Validation,
+    of_set,
 )
 from jaxretr.config.data import DevData, ExampleData, PretrainData
 from jaxretr.config.index_aware import IndexAware
@@ -66,6 +68,7 @@ __all__ = [
     "Keyboard",
     "LiveIndex",
     "Mesh",
+    "MixtureSet",
     "MlmConfig",
     "Negatives",
     "Optimizer",
@@ -93,6 +96,7 @@ __all__ = [
     "from_json",
     "load",
     "nearest_setting",
+    "of_set",
     "override",
     "settings_of",
     "to_json",

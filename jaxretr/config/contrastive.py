@@ -1,6 +1,9 @@
 """Supervised training of dual encoders, from judged examples or a teacher's scores."""
 
-from dataclasses import dataclass, field
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Literal
 
 from jaxretr.config.data import ExampleData
@@ -11,18 +14,6 @@ from jaxretr.config.run import Config
 from jaxretr.config.typos import Typos
 from jaxretr.runtime.errors import UsageError, at_least
 from jaxretr.runtime.own_parts import is_own
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContrastiveData(ExampleData):
-    """Input of a supervised run."""
-
-    teacher_positives: int | None = None
-    """Number of a lexical set's positives (the teacher's first ranks) that are used for each question; None: all."""
-    dev: str | None = None
-    """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
-    dev_split: str = "dev"
-    """Split of a BEIR folder in `dev` whose judgements the run validates on."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +112,71 @@ class Distillation:
     """Divisor of the teacher's scores (kl)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TrainingData(ExampleData):
+    """Judged examples of a supervised run, or of one set of its mixture."""
+
+    train: str = ""
+    """A training file in any format that `jaxretr data convert` reads, a BEIR folder, or a lexical set (a folder that
+    `jaxretr mine lexical` wrote); empty with a mixture."""
+    teacher_positives: int | None = None
+    """Number of a lexical set's positives (the teacher's first ranks) that are used for each question; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSet(_TrainingData):
+    """One of several sets that a run trains on. Its corpus is searched for its own questions alone, and it is evaluated on
+    dev questions of its own."""
+
+    name: str
+    """Name of the set in the log and in metrics (NAME:loss, NAME:ndcg@10)."""
+    weight: float | None = None
+    """Share of the set in the training, relative to the other sets' weights; None, for all of them: by its size."""
+    query_prompt: str | None = None
+    """Text put before its questions; None: as `encoder.query_prompt` says."""
+    passage_prompt: str | None = None
+    """Text put before its passages and their titles; None: as `encoder.passage_prompt` says."""
+    negatives: Negatives | None = None
+    """Negatives of its batches; None: the run's."""
+    contrastive: Contrastive | None = None
+    """Objective of its batches; None: the run's."""
+    distillation: Distillation | None = None
+    """Distillation in its batches; None: the run's."""
+
+    @property
+    def own_sections(self) -> dict[str, object]:
+        """Sections that take the place of the run's."""
+        sections = {name: getattr(self, name) for name in ("negatives", "contrastive", "distillation")}
+        return {name: section for name, section in sections.items() if section is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveData(_TrainingData):
+    """Input of a supervised run."""
+
+    dev: str | None = None
+    """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
+    dev_split: str = "dev"
+    """Split of a BEIR folder in `dev` whose judgements the run validates on."""
+    mixture: tuple[MixtureSet, ...] = ()
+    """Several sets in place of `train`, each with its corpus and dev questions, and perhaps a weight, prompts and an objective
+    of its own."""
+    mixture_temperature: float = 1.0
+    """T: sets without weights are drawn in proportion to size^(1/T). 1: each question equally often; larger: small sets
+    more often."""
+    mixed_batches: bool = False
+    """Draw each batch from all sets. By default a batch has questions of one set, whose passages are the others' negatives."""
+
+
+@contextlib.contextmanager
+def of_set(name: str) -> Iterator[None]:
+    """Say in a UsageError which set of a mixture it is about; "" is a run's only one."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"data.mixture: set {name}: {error}" if name else str(error)) from None
+
+
 @dataclass(frozen=True)
 class Validation:
     """Validation on `data.dev` as DPR does it, in terms that do not depend on the number of devices."""
@@ -152,6 +208,61 @@ class ContrastiveConfig(Config):
     def check(self) -> None:
         """Refuse settings that contradict each other."""
         super().check()
+        if self.data.mixture:
+            self._check_mixture()
+        elif not self.data.train:
+            raise UsageError("data.train: is not given; name the training data, or several sets as data.mixture")
+        else:
+            self._check_objective()
+
+    @property
+    def members(self) -> dict[str, "ContrastiveConfig"]:
+        """A config for each set of the mixture, by name, as if the set were all data; itself, as "", without a mixture."""
+        return {each.name: self._of_set(each) for each in self.data.mixture} or {"": self}
+
+    def _of_set(self, one: MixtureSet) -> "ContrastiveConfig":
+        shared = {each.name: getattr(one, each.name) for each in fields(_TrainingData)}
+        data = ContrastiveData(**{**shared, "token_cache": self.data.token_cache})
+        prompts = {name: getattr(one, name) for name in ("query_prompt", "passage_prompt")}
+        own = {name: prompt for name, prompt in prompts.items() if prompt is not None}
+        return replace(self, data=data, encoder=replace(self.encoder, **own), **one.own_sections)
+
+    def _check_mixture(self) -> None:
+        data = self.data
+        kept = ("mixture", "mixture_temperature", "mixed_batches", "token_cache")
+        for each in fields(data):
+            if each.name not in kept and each.default is not MISSING and getattr(data, each.name) != each.default:
+                raise UsageError(f"data.{each.name}: belongs to each set of data.mixture; move it there")
+        names = [each.name for each in data.mixture]
+        if bad := next((name for name in names if not re.fullmatch(r"[\w.-]+", name) or names.count(name) > 1), None):
+            raise UsageError(
+                f"data.mixture: '{bad}' is no name of one set; give each a name of its own, of letters, digits and ._-"
+            )
+        if not data.mixture_temperature > 0:
+            raise UsageError("data.mixture_temperature must be above 0")
+        given = [each.weight for each in data.mixture if each.weight is not None]
+        if any(weight <= 0 for weight in given) or len(given) not in (0, len(names)):
+            raise UsageError("data.mixture: give every set a weight above 0, or none of them one")
+        if given and data.mixture_temperature != 1:
+            raise UsageError("data.mixture_temperature is for sets without weights; leave one of them out")
+        if data.mixed_batches and any(each.own_sections for each in data.mixture):
+            raise UsageError("data.mixed_batches: a batch has one objective; leave the sets' own sections out")
+        guides = {member.negatives.guide for member in self.members.values()} - {None}
+        if len(guides) > 1:
+            raise UsageError(f"data.mixture: one guide serves all sets, not {len(guides)}; give one as negatives.guide")
+        for each, (name, member) in zip(data.mixture, self.members.items(), strict=True):
+            if data.mixed_batches and member.negatives.retrieved:
+                raise UsageError(
+                    "data.mixed_batches: negatives.retrieved come from the corpus of a batch's set; leave one of them out"
+                )
+            with of_set(name):
+                if each.token_cache is not None:
+                    raise UsageError("token_cache is the run's; set data.token_cache")
+                if member.contrastive.corpus_softmax:
+                    raise UsageError("contrastive.corpus_softmax is over one corpus; leave one of them out")
+                member.check()
+
+    def _check_objective(self) -> None:
         negatives, contrastive = self.negatives, self.contrastive
         if bool(negatives.mined) != (self.data.mined is not None):
             raise UsageError("negatives.mined and data.mined go together; set both, or neither")

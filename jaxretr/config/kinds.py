@@ -58,5 +58,8 @@ def _numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in ((each.name, getattr(section, each.name)) for each in fields(section)):
         if is_dataclass(value):
             yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            for number, each in enumerate(value):
+                yield from _numbers(each, f"{prefix}{name}[{number}].")
         elif isinstance(value, float):
             yield f"{prefix}{name}", value

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from jaxretr.config.kinds import KINDS
 from jaxretr.runtime.errors import did_you_mean
@@ -85,5 +85,7 @@ def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(hint: Any) -> Any:
-    """Return the dataclass of a section's type, which may be a union with None; None for a setting."""
+    """Return the dataclass of a section's type, which may be a union with None; None for a setting, a list of any included."""
+    if get_origin(hint) is tuple:
+        return None
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)

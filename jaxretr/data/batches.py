@@ -1,6 +1,7 @@
 """The examples of a training step, a function of the seed and the step alone, and how they are made ahead of time."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -34,21 +35,54 @@ class QuestionBatches:
         """
         if num_examples < 1 or batch_size < 1 or seed < 0:
             raise ValueError(f"{num_examples} examples, batches of {batch_size}, seed {seed}: too small")
-        import grain
-
         self.num_examples = num_examples
         self.batch_size = batch_size
         self.seed = seed
-        # Grain adds the epoch to its 32-bit seed: neighbouring seeds would share epochs (seed 1's second = seed 2's
-        # first) unless they are spread out before.
-        spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
-        self._stream: Any = grain.MapDataset.range(num_examples).shuffle(seed=spread).repeat().batch(batch_size)
+        self._stream: Any = _epochs(0, num_examples, seed).batch(batch_size)
 
     def indices(self, step: int) -> np.ndarray:
         """Return the examples of a step, counted from 0: int64 [batch_size], each in [0, num_examples)."""
         if step < 0:
             raise ValueError(f"step {step}: steps count from 0")
         return np.asarray(self._stream[int(step)], np.int64)
+
+
+class MixtureBatches(QuestionBatches):
+    """Batches of several sets, each with a stream of epochs of its own; also without state.
+
+    Batches (or, in mixed batches, examples) of the sets take turns in a fixed order, in which each has its share as evenly
+    as possible. The sets' examples are numbered one set after the other.
+    """
+
+    def __init__(self, sizes: Sequence[int], shares: Sequence[float], batch_size: int, seed: int, *, mixed: bool):
+        """Set up the streams.
+
+        Args:
+          sizes: numbers of the sets' examples, each at least 1.
+          shares: the sets' shares, above 0; only their relation counts.
+          batch_size: at least 1.
+          seed: any integer from 0.
+          mixed: whether a batch has examples of several sets.
+        """
+        import grain
+
+        super().__init__(sum(sizes), batch_size, seed)
+        firsts = [0, *itertools.accumulate(sizes)]
+        streams = [_epochs(first, size, seed) for first, size in zip(firsts, sizes, strict=False)]
+        if mixed:
+            self._stream = grain.MapDataset.mix(streams, shares).batch(batch_size)
+        else:
+            self._stream = grain.MapDataset.mix([each.batch(batch_size) for each in streams], shares)
+
+
+def _epochs(first: int, count: int, seed: int) -> Any:
+    """Return the endless stream of epochs of `count` examples, numbered from `first`."""
+    import grain
+
+    # Grain adds the epoch to its 32-bit seed: neighbouring seeds would share epochs (seed 1's second = seed 2's
+    # first) unless they are spread out before.
+    spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+    return grain.MapDataset.range(first, first + count).shuffle(seed=spread).repeat()
 
 
 class MadeAhead(Generic[T]):

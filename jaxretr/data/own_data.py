@@ -6,11 +6,20 @@ and a resumed run reads the same.
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig, EmbeddingDistillationConfig, RerankerConfig
+from jaxretr.config import (
+    ArtConfig,
+    Config,
+    ContrastiveConfig,
+    ContrastiveData,
+    EmbeddingDistillationConfig,
+    MixtureSet,
+    RerankerConfig,
+)
 from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.named.tables import CORPUS
@@ -65,6 +74,49 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
     return wanted(config, place, kind, stated)
 
 
+def with_sets(config: Config, sets: Sequence[str | Path | MixtureSet], stated: Mapping[str, Any]) -> Config:
+    """Point a contrastive config at several sets, see `data.mixture`.
+
+    Args:
+      config: the config, with the user's settings.
+      sets: sets as they are, or paths, which are read as `with_data` reads them and called as their files or folders are.
+      stated: settings of the section `data` that the user gives, without "data.".
+
+    Raises:
+      UserError: as `with_data`.
+      UsageError: another kind of run, or settings that belong to each set.
+    """
+    if not isinstance(config, ContrastiveConfig):
+        raise UsageError(f"data: {config.name} is another kind of run than those that train on several sets; give one")
+    if wrong := sorted(set(stated) - {"token_cache", "mixture_temperature", "mixed_batches"}):
+        raise UsageError(
+            f"data.{wrong[0]}: belongs to each of several sets; give them as data.mixture, with all they need"
+        )
+    found: list[MixtureSet] = []
+    for each in sets:
+        if isinstance(each, MixtureSet):
+            found.append(each)
+            continue
+        pointed: Any = with_data(config, each, {})
+        found.append(_as_set(pointed, each, config, {one.name for one in found}))
+        config = dataclasses.replace(config, train=pointed.train)
+    data = ContrastiveData(mixture=tuple(found), token_cache=config.data.token_cache)
+    return dataclasses.replace(config, data=data)
+
+
+def _as_set(
+    pointed: ContrastiveConfig, path: str | Path, config: ContrastiveConfig, taken: Collection[str]
+) -> MixtureSet:
+    """Return the data of a config that was pointed at a path as a set with a name that is not taken."""
+    name = re.sub(r"[^\w-]+", "-", source_of(path).name.partition("[")[0].rpartition(":")[2].partition(".")[0]) or "set"
+    names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+    values = vars(pointed.data)
+    shared = {field.name: values[field.name] for field in dataclasses.fields(MixtureSet) if field.name in values}
+    negatives = pointed.negatives if pointed.negatives != config.negatives else None
+    free = next(each for each in names if each not in taken)
+    return MixtureSet(**{**shared, "token_cache": None}, name=free, negatives=negatives)
+
+
 # ---- supervised runs -------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +141,9 @@ def _judged(config: Any, path: Source, kind: str, stated: Mapping[str, Any]) -> 
         "dev_qrels": None,
         "dev_run": None,
         "held_out": 0,
+        "mixture": (),
+        "mixture_temperature": 1.0,
+        "mixed_batches": False,
     }
     if kind == "lexical" and isinstance(config, ContrastiveConfig):
         files = LexicalSet.open(str(path)).settings.get("corpus", {}).get("files", [])

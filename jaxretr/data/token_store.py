@@ -16,7 +16,15 @@ import numpy as np
 
 from jaxretr.data.arrays import map_rows, read_array, read_chunk, write_chunk, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
-from jaxretr.data.tokens import Rows, Template, template_rows, tokenizer_fingerprint, vocabulary_size
+from jaxretr.data.tokens import (
+    Prompt,
+    RowPrompts,
+    Rows,
+    Template,
+    template_rows,
+    tokenizer_fingerprint,
+    vocabulary_size,
+)
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import AGAIN, atomic_write, made_once, write_json
@@ -88,7 +96,7 @@ class TokenStore:
         template: Template,
         max_length: int,
         *,
-        prompt: str = "",
+        prompt: Prompt = "",
         workers: int | None = None,
         chunk_rows: int = 50_000,
     ) -> "TokenStore":
@@ -104,7 +112,7 @@ class TokenStore:
           tokenizer: a tokenizer that `load_tokenizer` gave.
           template: the template by which rows are built.
           max_length: the most ids of a row.
-          prompt: the text to put before every text (see `template_rows`).
+          prompt: the text to put before every text (see `template_rows`); T5's templates take none.
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
@@ -123,7 +131,7 @@ class TokenStore:
             "tokenizer": tokenizer_fingerprint(tokenizer),
             "template": str(template),
             "max_length": max_length,
-            **({"prompt": prompt} if prompt else {}),
+            **({"prompt": prompt.blocks if isinstance(prompt, RowPrompts) else prompt} if prompt else {}),
         }
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         target = Path(folder_root).expanduser() / key
@@ -245,7 +253,7 @@ class _Build:
     tokenizer: "PreTrainedTokenizerBase"
     template: Template
     max_length: int
-    prompt: str
+    prompt: Prompt
     chunk_rows: int
     workers: int
 
@@ -273,7 +281,8 @@ class _Build:
 
     def _rows(self, start: int, stop: int) -> Rows:
         columns = [column[start:stop] for column in self.columns]
-        return template_rows(self.template, self.tokenizer, columns, self.max_length, self.prompt)
+        prompt = self.prompt if isinstance(self.prompt, str) else self.prompt[start:stop]
+        return template_rows(self.template, self.tokenizer, columns, self.max_length, prompt)
 
     def tokenise(self) -> None:
         """Write the chunks that are missing."""

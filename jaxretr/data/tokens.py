@@ -1,8 +1,11 @@
 """Rows of token ids made from texts: loading a tokenizer, and the templates that every tower and scorer reads."""
 
+import bisect
 import hashlib
 import importlib.util
+import itertools
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -136,12 +139,47 @@ def _check_tokenizer_folder(path: Path) -> None:
         raise UserError(f"{path / found[0]}: needs the package sentencepiece; run: pip install sentencepiece")
 
 
+class RowPrompts:
+    """Prompts of rows that differ: one for each block of consecutive rows.
+
+    Attributes:
+      blocks: prompts and numbers of rows, in the order of the rows.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[str, int]]):
+        self.blocks = list(blocks)
+        self._ends = list(itertools.accumulate(rows for _, rows in self.blocks))
+
+    def of(self, row: int) -> str:
+        """Return the prompt of a row."""
+        return self.blocks[bisect.bisect_right(self._ends, row)][0]
+
+    def __getitem__(self, rows: slice) -> list[str]:
+        return [self.of(row) for row in range(*rows.indices(self._ends[-1]))]
+
+
+Prompt = str | RowPrompts
+"""A text put before every text of a store: one for all rows, or one for each block of them."""
+
+
+def times(prompt: Prompt, repeats: int) -> Prompt:
+    """Return the prompt of rows that come `repeats` times, one round after the other."""
+    return prompt if isinstance(prompt, str) else RowPrompts(prompt.blocks * repeats)
+
+
+def prompted(prompt: str | Sequence[str], texts: Sequence[str]) -> Sequence[str]:
+    """Put a prompt before each text: one for all, or one for each."""
+    if isinstance(prompt, str):
+        return [prompt + text for text in texts] if prompt else texts
+    return [*map(operator.add, prompt, texts)]
+
+
 def passage_pair(
     tokenizer: "PreTrainedTokenizerBase",
     titles: Sequence[str],
     texts: Sequence[str],
     max_length: int,
-    prompt: str = "",
+    prompt: str | Sequence[str] = "",
 ) -> Rows:
     """Build [CLS] title [SEP] text [SEP], the passages of ART and DPR.
 
@@ -153,14 +191,14 @@ def passage_pair(
       titles: N titles.
       texts: N texts.
       max_length: the most ids of a row, special ones included.
-      prompt: the text to put before each title.
+      prompt: the text to put before each title; or N of them.
 
     Raises:
       UserError: the tokenizer has no [CLS] or no [SEP], as decoders' and T5's have none.
     """
     _check_length(max_length, 4)
     cls, sep = _special_ids(tokenizer, "cls", "sep")
-    title_ids = _first_ids(tokenizer, [prompt + title for title in titles], max_length)
+    title_ids = _first_ids(tokenizer, prompted(prompt, titles), max_length)
     text_ids = _first_ids(tokenizer, texts, max_length)
     rows = ([cls, *title, sep, *text] for title, text in zip(title_ids, text_ids, strict=True))
     return _ended(rows, [sep], max_length)
@@ -171,7 +209,7 @@ def passage_joined(
     titles: Sequence[str],
     texts: Sequence[str],
     max_length: int,
-    prompt: str = "",
+    prompt: str | Sequence[str] = "",
 ) -> Rows:
     """Build [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
 
@@ -189,7 +227,7 @@ def joined(title: str, text: str) -> str:
 
 
 def question_rows(
-    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], max_length: int, prompt: str = ""
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], max_length: int, prompt: str | Sequence[str] = ""
 ) -> Rows:
     """Build [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
 
@@ -198,8 +236,7 @@ def question_rows(
     """
     frame = frame_of(tokenizer)
     _check_length(max_length, len(frame.before) + len(frame.after) + 1)
-    prompted = [prompt + text for text in texts] if prompt else texts
-    rows = ([*frame.before, *ids] for ids in _first_ids(tokenizer, prompted, max_length))
+    rows = ([*frame.before, *ids] for ids in _first_ids(tokenizer, prompted(prompt, texts), max_length))
     return _ended(rows, frame.after, max_length)
 
 
@@ -286,7 +323,7 @@ def template_rows(
     tokenizer: "PreTrainedTokenizerBase",
     columns: Sequence[Sequence[str]],
     max_length: int,
-    prompt: str = "",
+    prompt: str | Sequence[str] = "",
 ) -> Rows:
     """Build the rows of `template` from (titles, texts) for passages or (questions,) for questions.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr import config as configuration
-from jaxretr.config import Config
+from jaxretr.config import Config, MixtureSet
 from jaxretr.runtime.errors import UsageError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
@@ -27,6 +27,10 @@ def configs() -> dict[str, str]:
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         found[path.stem] = re.split(r"(?<!al)\. ", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")
     return found
+
+
+Data = str | Path | Sequence[str | Path | MixtureSet]
+"""A path of a user's data, or the sets of a mixture: their paths, or what else there is to say of them."""
 
 
 def find(config: str | Path) -> Path:
@@ -51,7 +55,7 @@ def find(config: str | Path) -> Path:
 def load(
     config: str | Path,
     overrides: Sequence[str] = (),
-    data: str | Path | None = None,
+    data: Data | None = None,
     data_folder: str | Path | None = None,
 ) -> Config:
     """Load a config, point it at the user's data and apply command-line overrides, which win over both.
@@ -59,7 +63,7 @@ def load(
     Args:
       config: a file or name, as for `find`.
       overrides: words like "--optimizer.learning-rate" "3e-5".
-      data: a BEIR folder, training file, lexical set or corpus; see `jaxretr.data.own_data.with_data`.
+      data: a BEIR folder, training file, lexical set or corpus, or several; see `jaxretr.data.own_data`.
       data_folder: where the data sets are that the config names, see `jaxretr.config.load`.
 
     Raises:
@@ -69,27 +73,32 @@ def load(
     return _settled(loaded, data, configuration.settings_of(loaded, overrides))
 
 
-def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any]) -> Config:
+def _settled(config: Config, data: Data | None, settings: Mapping[str, Any]) -> Config:
     """Return the config with the user's data, and then with their settings."""
     stated: Any = configuration.with_settings(config, settings)
     configuration.check_numbers(stated)
     if data is None:
         return stated
-    if not isinstance(data, str | os.PathLike):
+    sets: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
+    if not sets or not all(isinstance(each, str | os.PathLike | MixtureSet) for each in sets):
         raise UsageError(
-            f"data: one path is expected, not {data!r:.80}; settings of the section are data.train and so on"
+            f"data: a path is expected, or a list of them, not {data!r:.80}; settings of the section are data.train and so on"
         )
-    from jaxretr.data.own_data import with_data  # It imports numpy, which help does not wait for.
+    from jaxretr.data.own_data import with_data, with_sets  # It imports numpy, which help does not wait for.
 
     names = {name.removeprefix("data.") for name in settings if name.startswith("data.")}
-    found = with_data(config, data, {name: getattr(stated.data, name) for name in names})
+    values = {name: getattr(stated.data, name) for name in names}
+    if len(sets) == 1 and not isinstance(path := sets[0], MixtureSet):
+        found = with_data(config, path, values)
+    else:
+        found = with_sets(stated, sets, values)
     return configuration.with_settings(found, settings)
 
 
 def load_config(
     config: str | Path,
     *,
-    data: str | Path | None = None,
+    data: Data | None = None,
     beir: str | Path | None = None,
     data_folder: str | Path | None = None,
     **settings: Any,
@@ -98,7 +107,7 @@ def load_config(
 
     Args:
       config: a config file, or the name of a shipped config.
-      data: the user's own data, as for `jaxretr train --data`.
+      data: the user's own data, as for `jaxretr train --data`; a list of paths and `jaxretr.config.MixtureSet`s is a mixture.
       beir: the same, by the name that evaluation uses for a BEIR folder.
       data_folder: where the data sets are that a shipped config names (psgs_w100.tsv.gz, msmarco, ...); None: data.
       settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they

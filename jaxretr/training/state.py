@@ -94,6 +94,8 @@ class CorpusTokens:
     """Number of columns that hold the longest row."""
     guide: jax.Array | None = None
     """Each row's embedding by a guide of the negatives, of length 1, float32 [N, D']; None without one."""
+    sets: jax.Array | None = None
+    """Number of the set of a mixture whose corpus each row is in, int32 [N], -1 for none; None without a mixture."""
 
     def ids_at(self, rows: jax.Array, places: jax.Array) -> jax.Array:
         """Return single ids of this device's rows: their numbers and places in them, int32 [...] -> the ids, [...]."""

@@ -250,7 +250,7 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         ),
         (lambda: jaxretr.evaluate_model(lambda: Module(), beir=tiny.DATA, split="train"), "a Module is not an encoder"),
         (lambda: jaxretr.encode(3, corpus=tiny.DATA, out=tmp_path / "out"), "a int is not an encoder"),
-        (lambda: jaxretr.load_config("dpr_small", data=["a", "b"]), "data: one path is expected, not"),
+        (lambda: jaxretr.load_config("dpr_small", data=["a", 3]), "data: a path is expected, or a list of them, not"),
         (lambda: jaxretr.load_config(3), "config: a path or name is expected, not a int"),
         (
             lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), metadata=[{"a": 1}]),

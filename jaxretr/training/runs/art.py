@@ -31,7 +31,7 @@ from jaxretr.training.runs.corpus_tokens import abstract_rows, columns, corpus_t
 from jaxretr.training.runs.encoder_start import encoder_inputs, model_shape
 from jaxretr.training.runs.given_passages import GivenPassages
 from jaxretr.training.runs.outline import INDEX, SCORER, TABLE, TOKENS, Outline, of_state, token_shapes
-from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
+from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.teacher_start import (
     OnDevices,
@@ -164,7 +164,7 @@ class ArtRun(CorpusRun):
             "corpus": self.store.content,
             "questions": texts_fingerprint(self.questions),
             "judged passages": fingerprint([] if self.given is None else self.given.content),
-            "dev questions": judged_digest(self.dev.questions, self.dev.qrels),
+            "dev questions": self.dev.digest(),
             "suites": self.suites.digest(),
             **encoder_inputs(self.config.encoder, self.model),
             "scorer": f"{self.scorer.teacher} {tokenizer} {self._scorer_print}",

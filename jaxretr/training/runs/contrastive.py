@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import ContrastiveConfig, Encoder, Joint
-from jaxretr.data.batches import QuestionBatches
-from jaxretr.data.corpus import content_fingerprint
+from jaxretr.config import ContrastiveConfig, Encoder, Joint, Typos, of_set
+from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.losses.contrastive import contrastive_losses
@@ -33,12 +33,12 @@ from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, model_shape
 from jaxretr.training.runs.guide import read_guide
+from jaxretr.training.runs.mixture import Member, Mixture
 from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
-from jaxretr.training.runs.run_examples import read_run_examples
-from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest, judged_digest
+from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.validation import ValidationSet
-from jaxretr.training.runs.whole_corpus import token_rows
+from jaxretr.training.runs.whole_corpus import CorpusPart, DevSet, Judged, token_rows
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
 from jaxretr.training.steps.contrastive import make_step
 
@@ -52,32 +52,38 @@ class ContrastiveRun(CorpusRun):
         super().__init__(config, mesh, workdir)
 
         # ---- examples ------------------------------------------------------------------------------------------------
-        data = config.data
-        self.examples = read_run_examples(config)
+        self.mixture = Mixture(config)
+        self.examples = self.mixture.examples
         passages, self.corpus_rows, self.contents = (
             self.examples.passages,
             self.examples.corpus_rows,
             self.examples.contents,
         )
         self.draws = self.examples.draws
-        self.batches = QuestionBatches(len(self.examples.texts), config.train.batch_size, config.train.seed)
-        self.questions = StepQuestions(self.examples.texts, config.typos, self.model, self.stores, config.train.seed)
+        self.batches = self.mixture.batches
+        query_prompt, passage_prompt = self.mixture.prompts(self.model)
+        seed = config.train.seed
+        self.questions = StepQuestions(self.examples.texts, config.typos, self.model, self.stores, seed, query_prompt)
 
         # ---- programs and passages -----------------------------------------------------------------------------------
-        rows, positives = self.corpus_rows, self.draws.positives
-        self.put_passages(
-            passages,
-            lambda lengths: contrastive_program(config, self.model.config, rows, positives, mesh, lengths),
-            make_step,
-        )
+        members = self.mixture.members
+        # All sets share the programs around the index: those of a set that searches it, if there is one.
+        first = next((each for each in members if each.config.negatives.retrieved), members[0])
+        self.put_passages(passages, lambda lengths: self._program(first, lengths), make_step, passage_prompt)
+        self.steps = self._steps()
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
         self.guide, self.passages = None, self.whole.passages
-        if config.negatives.guide is not None:
-            self.guide = read_guide(config.negatives.guide, self.examples.texts, passages, mesh, self.whole.rows)
-            self.passages = dataclasses.replace(self.whole.passages, guide=self.guide.passages)
-        if data.dev_questions is not None and not self.corpus_rows:
-            raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
-        self.evaluate_on(*self.examples.evaluated_on(data, self.corpus_rows))
+        if guide := next((name for each in members if (name := each.config.negatives.guide) is not None), None):
+            self.guide = read_guide(guide, self.examples.texts, passages, mesh, self.whole.rows)
+            self.passages = dataclasses.replace(self.passages, guide=self.guide.passages)
+        if self.mixture.mixes:
+            row_sets = self.mixture.row_sets(mesh, self.whole.rows)
+            self.passages = dataclasses.replace(self.passages, sets=row_sets)
+            make = partial(self._dev_set, typos=config.typos)
+            self.evaluate_with(self.mixture.dev_sets(make, row_sets, self.model))
+        else:
+            self.evaluate_on(*self.examples.evaluated_on(config.data, self.corpus_rows))
+        self._since = dict[str, list[jax.Array]]()
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(
@@ -99,9 +105,38 @@ class ContrastiveRun(CorpusRun):
             self.most_negatives,
         )
 
+    def _program(self, member: Member, lengths: tuple[int, ...]) -> ContrastiveProgram:
+        """Return the constants of a set's programs, in mixed batches those of all sets."""
+        mixed = self.config.data.mixed_batches
+        positives = self.draws.positives if mixed else member.examples.draws.positives
+        # Its own corpus decides whether there is something to search; the index has the rows of all.
+        rows = self.corpus_rows if member.examples.corpus_rows else 0
+        sets = tuple(each.name for each in self.mixture.members) if mixed else ()
+        with of_set(member.name):
+            program = contrastive_program(member.config, self.model.config, rows, positives, self.mesh, lengths)
+        return dataclasses.replace(program, corpus_rows=self.corpus_rows, sets=sets)
+
+    def _steps(self) -> list[Any]:
+        """Return the compiled step of each set, None where it is that of the run; the same constants make the same step."""
+        steps, made = list[Any](), list[tuple[ContrastiveProgram, Any]]([(self.program, None)])
+        for each in self.mixture.members:
+            program = self._program(each, self.program.passage_widths)
+            if all(known != program for known, _ in made):
+                made.append((program, make_step(program, self.programs.optimizer, self.mesh)))
+            steps.append(next(step for known, step in made if known == program))
+        return steps
+
+    def _dev_set(self, judged: Judged | None, corpus: Corpus, part: CorpusPart, typos: Typos) -> DevSet:
+        return DevSet(judged, corpus, self.model, self.mesh, self.stores, typos, part)
+
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`.
+
+        Of a mixture's steps, that of the set which needs most.
+        """
+        mixes, evaluates = bool(config.data.mixture), any(m.data.has_dev_questions for m in config.members.values())
+        config = max(config.members.values(), key=lambda each: (each.negatives.retrieved > 0, _negatives(each)))
         model = model_shape(config.encoder, config.joint)
         # The training file may have fewer negatives; the run reports this when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
@@ -110,7 +145,7 @@ class ContrastiveRun(CorpusRun):
         programs = CorpusPrograms(config, program, make_step, model, rows, mesh)
         (state, index, *_), whole = programs.abstract_state(), programs.whole
         contents = abstract_rows(mesh, "int32", whole.rows)
-        b, places = config.train.batch_size, positives + config.negatives.static + config.negatives.mined
+        b, places = config.train.batch_size, positives + _negatives(config) - config.negatives.retrieved
         questions, forms = question_shapes(model, mesh, b, config.typos)
         batch = ContrastiveBatch(
             questions.tokens,
@@ -125,9 +160,11 @@ class ContrastiveRun(CorpusRun):
             width = model_shape(Encoder(path=config.negatives.guide), Joint()).config.embedding_size
             batch = dataclasses.replace(batch, guide=abstract_rows(mesh, "float32", b, width))
             passages = dataclasses.replace(passages, guide=abstract_rows(mesh, "float32", whole.rows, width))
+        if mixes:
+            batch = dataclasses.replace(batch, sets=abstract_rows(mesh, "int32", b))
+            passages = dataclasses.replace(passages, sets=abstract_rows(mesh, "int32", whole.rows))
         resident = {**of_state(state), TOKENS: (passages, contents), INDEX: index}
-        evaluates = config.data.has_dev_questions and size.searched > 0
-        return programs.outline((state, index, passages, contents, batch), resident, evaluates)
+        return programs.outline((state, index, passages, contents, batch), resident, evaluates and size.searched > 0)
 
     @property
     def most_negatives(self) -> int:
@@ -160,7 +197,7 @@ class ContrastiveRun(CorpusRun):
 
     def inputs(self) -> Inputs:
         """Fingerprints of the data and of the model that the run begins with."""
-        dev = judged_digest(self.dev.questions, self.dev.qrels)
+        dev = self.dev.digest()
         if (examples := self.examples.dev) is not None:
             lists = [fingerprint([each.offsets, each.values]) for each in examples.lists]
             dev = digest([dev, content_fingerprint(examples.texts), *lists])
@@ -176,6 +213,29 @@ class ContrastiveRun(CorpusRun):
         if self.guide is not None:
             read["guide"] = self.guide.fingerprint
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
+
+    def step_of(self, number: int) -> Any:
+        """See `CorpusRun.step_of`."""
+        return (self.mixture.mixes and self.steps[self._sets(number)[0]]) or self.programs.step
+
+    def step(self, state: RunState, number: int, batch: ContrastiveBatch) -> tuple[RunState, dict[str, jax.Array]]:
+        """See `CorpusRun.step`; of a mixture, lines of the log have each set's mean loss since the last line."""
+        state, metrics = super().step(state, number, batch)
+        if not self.mixture.mixes:
+            return state, metrics
+        if number % self.config.train.log_every == 0:
+            self._since = {}
+        for place in np.unique(self._sets(number)).tolist():
+            name = f"{self.mixture.members[place].name}:loss"
+            self._since.setdefault(name, []).append(metrics.get(name, metrics["loss"]))
+        shared = {name: value for name, value in metrics.items() if not name.endswith(":loss")}
+        if (number + 1) % self.config.train.log_every and number + 1 < self.config.train.steps:
+            return state, shared
+        means = {name: jnp.float32(np.mean([*map(float, losses)])) for name, losses in self._since.items()}
+        return state, {**shared, **means}
+
+    def _sets(self, number: int) -> np.ndarray:
+        return self.mixture.sets_of(self.batches.indices(number))
 
     def arguments(self, state: RunState, batch: ContrastiveBatch) -> tuple[Any, ...]:
         """See `CorpusRun.arguments`."""
@@ -195,9 +255,17 @@ class ContrastiveRun(CorpusRun):
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
-        guide = None if self.guide is None else self.guide.questions[chosen]
+        sets = self.mixture.sets_of(chosen)
+        guided = self.mixture.members[sets[0]].config.negatives.guide is not None
+        guide = self.guide.questions[chosen] if self.guide is not None and guided else None
         arrays: Any = (tokens, lengths, rows, self.draws.known(chosen), teacher, token_rows(forms), guide)
-        return ContrastiveBatch(*arrays)
+        of_sets: Any = sets if self.mixture.mixes else None
+        return ContrastiveBatch(*arrays, sets=of_sets)
+
+
+def _negatives(config: ContrastiveConfig) -> int:
+    """Return the number of negatives of its own that a question has."""
+    return config.negatives.static + config.negatives.mined + config.negatives.retrieved
 
 
 def contrastive_program(

@@ -157,7 +157,7 @@ class CorpusPrograms:
             "search",
             "for every 128 dev questions",
             self.whole.search,
-            (state.weights, searched, questions.tokens, questions.lengths),
+            (state.weights, searched, questions.tokens, questions.lengths, None),
             {**_weights(state), name: searched, BATCH: questions},
         )
         if live:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jaxretr.data.batches import MadeAhead
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.tokens import Prompt
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.runtime.parallel.programs import compile_ahead
@@ -30,7 +31,8 @@ from jaxretr.training.steps.score_table import TableState
 
 
 class CorpusRun:
-    """A run with a corpus on the devices. A subclass reads its data, then calls `put_passages` and `evaluate_on`.
+    """A run with a corpus on the devices. A subclass reads its data, then calls `put_passages`, and `evaluate_on` or
+    `evaluate_with`.
 
     Attributes:
       model: the model that the run begins with.
@@ -52,7 +54,11 @@ class CorpusRun:
         self._step_is_compiled: Callable[[], None] = lambda: None
 
     def put_passages(
-        self, passages: Corpus, make_program: Callable[[tuple[int, ...]], Any], make_step: Callable[..., Any]
+        self,
+        passages: Corpus,
+        make_program: Callable[[tuple[int, ...]], Any],
+        make_step: Callable[..., Any],
+        prompt: Prompt | None = None,
     ) -> None:
         """Tokenise the passages and put them on the devices.
 
@@ -60,8 +66,9 @@ class CorpusRun:
           passages: the corpus, and passages that only the training data has.
           make_program: function of the lengths that suit the passages that returns the programs' constants.
           make_step: function of (program, optimizer, mesh) that returns the training step.
+          prompt: the passages' prompt in place of the model's.
         """
-        self.store = passage_store(self.model, passages, self.stores)
+        self.store = passage_store(self.model, passages, self.stores, prompt)
         self.program = make_program(widths_of(self.store))
         self.programs = CorpusPrograms(self.config, self.program, make_step, self.model, self.store, self.mesh)
         self.whole, self.codes = self.programs.whole, self.programs.codes
@@ -71,9 +78,13 @@ class CorpusRun:
 
         With `ask`, a teacher judges what is found.
         """
-        config, mesh = self.config, self.mesh
         make = DevSet if ask is None else partial(AgreementSet, ask)
-        self.dev = make(judged, corpus, self.model, mesh, self.stores, config.typos)
+        self.evaluate_with(make(judged, corpus, self.model, self.mesh, self.stores, self.config.typos))
+
+    def evaluate_with(self, dev: DevSet) -> None:
+        """Set the dev questions, and tokenise the suites."""
+        config, mesh = self.config, self.mesh
+        self.dev = dev
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, self.stores)
         self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 
@@ -82,6 +93,10 @@ class CorpusRun:
     def first_model(self) -> DualEncoder | JointModel:
         """Return the model with the parameters that the training begins with."""
         return self.model
+
+    def step_of(self, number: int) -> Any:
+        """Return the compiled program of step `number`."""
+        return self.programs.step
 
     def new_table(self) -> TableState | None:
         """Return the table of scores that a run begins with, if there is one."""
@@ -101,7 +116,7 @@ class CorpusRun:
         """Return the first weights, an index that is encoded with them if the step searches, and the first table."""
         # Not `self.batch`, whose batches are made in a thread as well, in the order of the steps.
         self._step_is_compiled = compile_ahead(
-            self.programs.step, lambda: self.arguments(self.abstract_state(), put_batch(self.mesh, self._on_host(0)))
+            self.step_of(0), lambda: self.arguments(self.abstract_state(), put_batch(self.mesh, self._on_host(0)))
         )
         train = self.codes.first(self.programs.first_state(self.first_model()), self.whole.passages)
         if not self.program.searches:
@@ -111,8 +126,7 @@ class CorpusRun:
         return state._replace(refresh_every=self.upkeep.counted(train, index, partial(self._trace, state)))
 
     def _trace(self, state: RunState) -> Any:
-        step: Any = self.programs.step
-        return step.trace(*self.arguments(state, self.batch(0)))
+        return self.step_of(0).trace(*self.arguments(state, self.batch(0)))
 
     def abstract_state(self) -> RunState:
         """Return the shapes and shardings of the state."""
@@ -125,7 +139,7 @@ class CorpusRun:
         if state.index is not None:
             state = state._replace(index=self.upkeep.rolled(state.train, state.index, number, state.refresh_every))
         self._step_is_compiled()
-        *fields, metrics, _ = self.programs.step(*self.arguments(state, batch))
+        *fields, metrics, _ = self.step_of(number)(*self.arguments(state, batch))
         return RunState(*fields)._replace(refresh_every=state.refresh_every), metrics
 
     def refreshed(self, state: RunState, number: int) -> RunState:

@@ -61,6 +61,9 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
     """
     if isinstance(config, ArtConfig):
         paths = [config.data.corpus]
+    elif isinstance(config, ContrastiveConfig) and config.data.mixture:
+        sizes = [corpus_size(member) for member in config.members.values()] if passages is None else []
+        return _of_all(sizes) if sizes else CorpusSize(passages or 0, passages or 0, "as given")
     elif isinstance(config, ContrastiveConfig):
         paths = _contrastive_paths(config)
     else:
@@ -85,6 +88,14 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
         raise _unknown(next(path for path in paths if not source_of(path).exists()))
     total, words = WELL_KNOWN[name]
     return CorpusSize(total, total, f"{first} is not here; that is the published '{name}'", words)
+
+
+def _of_all(sizes: list[CorpusSize]) -> CorpusSize:
+    """Return the passages of several sets together."""
+    total = sum(each.passages for each in sizes)
+    known = [(each.passages, each.words) for each in sizes if each.words is not None]
+    words = sum(count * mean for count, mean in known) / sum(count for count, _ in known) if known else None
+    return CorpusSize(total, sum(each.searched for each in sizes), "; ".join(each.source for each in sizes), words)
 
 
 def most_questions(config: ArtConfig) -> int:

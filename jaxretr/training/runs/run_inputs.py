@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxretr.config import Config
+from jaxretr.config import Config, ContrastiveConfig, MixtureSet
 from jaxretr.data.questions import Question
 from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
@@ -22,11 +22,18 @@ INPUTS = "inputs.json"
 # Settings that name the files behind each input.
 _SETTINGS = {
     "corpus": ("data.corpus",),
-    "questions": ("data.questions", "data.train"),
-    "passages": ("data.corpus", "data.more_corpora", "data.train", "data.mined", "data.dev"),
-    "examples": ("data.train", "data.mined"),
+    "questions": ("data.questions", "data.train", "data.mixture"),
+    "passages": ("data.corpus", "data.more_corpora", "data.train", "data.mined", "data.dev", "data.mixture"),
+    "examples": ("data.train", "data.mined", "data.mixture"),
     "judged passages": ("data.judged",),
-    "dev questions": ("data.dev_questions", "data.dev_qrels", "data.dev", "data.questions", "data.train"),
+    "dev questions": (
+        "data.dev_questions",
+        "data.dev_qrels",
+        "data.dev",
+        "data.questions",
+        "data.train",
+        "data.mixture",
+    ),
     "dev run": ("data.dev_run",),
     "suites": ("train.suites",),
     "misspellings": ("typos.misspellings",),
@@ -75,8 +82,13 @@ def file_digest(path: str | None) -> str:
 
 def with_own_parts(inputs: Inputs, config: Config) -> Inputs:
     """Return the inputs with digests of the sources of the user's functions, if the config names any."""
-    named = [(name, setting, value) for name, (setting,) in _FUNCTIONS.items() for value in _values(config, setting)]
-    sources = {name: source_digest(value, setting) for name, setting, value in named if is_own(value)}
+    sources = dict[str, str]()
+    for name, (setting,) in _FUNCTIONS.items():
+        # The sets of a mixture may each name one.
+        found = {value for one in _members(config) for value in _values(one, setting) if is_own(value)}
+        digests = {value: source_digest(value, setting) for value in sorted(found)}
+        if digests:
+            sources[name] = digest(digests) if len(digests) > 1 else next(iter(digests.values()))
     return inputs._replace(read={**inputs.read, **sources})
 
 
@@ -129,13 +141,26 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     """
     if type(begun) is not type(config) or not read_inputs(workdir):
         return begun
-    names = [setting.removeprefix("data.") for setting in _PATHS if setting.startswith("data.")]
+    names = [name for setting in _PATHS if (name := setting.removeprefix("data.")) not in (setting, "mixture")]
     old: Any = getattr(begun, "data", None)
     new: Any = getattr(config, "data", None)
-    moved = {name: getattr(new, name) for name in names if getattr(old, name, None) and getattr(new, name)}
-    return dataclasses.replace(begun, data=dataclasses.replace(old, **moved)) if moved else begun
+
+    def moved(old: Any, new: Any) -> dict[str, Any]:
+        return {name: getattr(new, name) for name in names if getattr(old, name, None) and getattr(new, name)}
+
+    changes = moved(old, new)
+    sets = getattr(old, "mixture", ())
+    if sets and len(sets) == len(new.mixture):
+        pairs = zip(sets, new.mixture, strict=True)
+        changes["mixture"] = tuple(dataclasses.replace(one, **moved(one, other)) for one, other in pairs)
+    return dataclasses.replace(begun, data=dataclasses.replace(old, **changes)) if changes else begun
+
+
+def _members(config: Config) -> Iterable[Config]:
+    return config.members.values() if isinstance(config, ContrastiveConfig) else (config,)
 
 
 def _values(config: Config, setting: str) -> tuple[str, ...]:
     value = functools.reduce(lambda section, name: getattr(section, name, None), setting.split("."), config)
-    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),) if value else ()
+    values = value if isinstance(value, tuple) else (value,) if value else ()
+    return tuple(each.train if isinstance(each, MixtureSet) else str(each) for each in values)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import Typos
-from jaxretr.data.tokens import question_rows
+from jaxretr.data.tokens import Prompt, question_rows, times
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.streams import HostStream, host_generator
@@ -32,7 +32,9 @@ class StepQuestions:
       width: number of columns of the token ids.
     """
 
-    def __init__(self, texts: Sequence[str], typos: Typos, model: Model, stores: Path, seed: int):
+    def __init__(
+        self, texts: Sequence[str], typos: Typos, model: Model, stores: Path, seed: int, prompt: Prompt | None = None
+    ):
         """Tokenise the questions, or open the store where that has been done.
 
         Args:
@@ -41,9 +43,11 @@ class StepQuestions:
           model: model with the tokenizer and the maximum length of questions.
           stores: folder of the token stores.
           seed: seed of the typos.
+          prompt: the questions' prompt in place of the model's.
         """
         self.texts, self.typos, self.model, self.seed = texts, typos, model, seed
-        self.store = question_store(stores, texts, model)
+        self.prompt: Prompt = model.config.query_prompt if prompt is None else prompt
+        self.store = question_store(stores, texts, model, self.prompt)
         note_cut(self.store.truncated, len(texts), "training question", model.config.max_question_length)
         self.width = width_of(self.store)
         if not typos.active:
@@ -53,7 +57,8 @@ class StepQuestions:
         self.generator = typo_generator(typos, seed)
         self.drawn = None
         if typos.pre_drawn:
-            self.drawn = question_store(stores, _PreDrawn(texts, self.generator, typos.pre_drawn), model)
+            drawn = _PreDrawn(texts, self.generator, typos.pre_drawn)
+            self.drawn = question_store(stores, drawn, model, times(self.prompt, typos.pre_drawn))
 
     def of_step(
         self, chosen: np.ndarray, step: int
@@ -90,8 +95,8 @@ class StepQuestions:
             return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
         texts = [self.texts[int(i)] for i in chosen]
         misspelt = self.generator.texts(texts, step, chosen.tolist(), variant)
-        config = self.model.config
-        rows = question_rows(self.model.tokenizer, misspelt, config.max_question_length, config.query_prompt).ids
+        prompt = self.prompt if isinstance(self.prompt, str) else [self.prompt.of(int(i)) for i in chosen]
+        rows = question_rows(self.model.tokenizer, misspelt, self.model.config.max_question_length, prompt).ids
         lengths = np.array([len(row) for row in rows], np.int32)
         tokens = np.zeros((len(rows), self.width), self.store.dtype)
         tokens[np.arange(self.width) < lengths[:, None]] = np.concatenate(rows)

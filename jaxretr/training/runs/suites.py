@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
-from jaxretr.training.runs.run_inputs import digest, judged_digest
+from jaxretr.training.runs.run_inputs import digest
 from jaxretr.training.runs.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.live_index import IndexProgram
@@ -94,7 +94,7 @@ class Suites:
     def digest(self) -> str:
         """Return a sha256 (hexadecimal) over the collections' passages, questions and judgements."""
         members = [member for members in self._members.values() for member in members]
-        return digest([[each.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members])
+        return digest([[each.store.content, each.dev.digest()] for each in members])
 
     def metrics(self, train: TrainState) -> dict[str, float]:
         """Encode and search every collection with the current weights, one after the other; return the metrics."""
@@ -104,11 +104,14 @@ class Suites:
             if len(members) > 1:
                 for member, metrics in zip(members, of_members, strict=True):
                     found |= {f"{suite}/{member.name}:{name}": value for name, value in metrics.items()}
-            # A collection without answers has no acc@k, and then the suite has no mean of it.
-            shared = [name for name in of_members[0] if all(name in metrics for metrics in of_members)]
-            for name in shared:
-                found[f"{suite}:{name}"] = math.fsum(metrics[name] for metrics in of_members) / len(members)
+            found |= {f"{suite}:{name}": value for name, value in shared_means(of_members).items()}
         return found
+
+
+def shared_means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of the metrics that all collections have: one without answers has no acc@k."""
+    shared = [name for name in metrics[0] if all(name in each for each in metrics)]
+    return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in shared}
 
 
 def evaluation_of(dev: DevSet, whole: WholeCorpus, suites: Suites) -> str:

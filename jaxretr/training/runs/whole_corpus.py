@@ -20,9 +20,10 @@ from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
-from jaxretr.data.tokens import Template
+from jaxretr.data.tokens import Prompt, Template
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate.retrieval import retrieval_metrics
+from jaxretr.indexes.topk import NO_ROW
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
 from jaxretr.models.dual_encoder import DualEncoder
@@ -33,6 +34,7 @@ from jaxretr.runtime.parallel import memory, sharding
 from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import JointModel
+from jaxretr.training.runs.run_inputs import judged_digest
 from jaxretr.training.state import CorpusState, TokenRows, TrainState
 from jaxretr.training.steps.index_refresh import make_refresh, make_rolling_refresh
 from jaxretr.training.steps.live_index import IndexProgram, make_search
@@ -115,17 +117,19 @@ class WholeCorpus:
         return jax.eval_shape(self._new_index)
 
 
-def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
+def passage_store(model: Model, passages: Corpus, stores: Path, prompt: Prompt | None = None) -> TokenStore:
     """Tokenise passages, or open the store where that has been done.
 
     Args:
       model: model with the tokenizer, template and passage length.
       passages: the corpus, and passages that only the training data has.
       stores: folder of the token stores.
+      prompt: prompt in place of the model's.
     """
     longest = model.config.max_passage_length
     template = Template(f"passage_{model.config.passage_template}")
-    store = TokenStore.build(stores, passages, model.tokenizer, template, longest, prompt=model.config.passage_prompt)
+    prompt = model.config.passage_prompt if prompt is None else prompt
+    store = TokenStore.build(stores, passages, model.tokenizer, template, longest, prompt=prompt)
     note_cut(store.truncated, store.num_rows, "passage", longest)
     return store
 
@@ -151,11 +155,31 @@ class Judged(NamedTuple):
     """Source of the judgements, for errors."""
 
 
+class CorpusPart(NamedTuple):
+    """The part of the passages that some questions are searched for in."""
+
+    first: int
+    """Row of the first passage."""
+    allowed: jax.Array
+    """The rows that may be found, bool [N] on the devices."""
+    prompt: str
+    """Text put before the questions."""
+
+
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
-    def __init__(self, judged: Judged | None, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
-        """Tokenise the questions, if there are any.
+    def __init__(
+        self,
+        judged: Judged | None,
+        corpus: Corpus,
+        model: Model,
+        mesh: Mesh,
+        stores: Path,
+        typos: Typos,
+        part: CorpusPart | None = None,
+    ):
+        """Tokenise the questions, if there are any, which are searched for in `corpus`: a part of the passages, or all.
 
         A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
         for every seed.
@@ -163,7 +187,7 @@ class DevSet:
         Raises:
           UserError: judgements of another corpus.
         """
-        self.questions, self.qrels, self.corpus, self.mesh = [], None, corpus, mesh
+        self.questions, self.qrels, self.corpus, self.mesh, self.part = [], None, corpus, mesh, part
         if judged is None:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
@@ -171,10 +195,11 @@ class DevSet:
             check_corpus(judged, corpus)
         self._own = own_rows(self.questions, corpus, self.qrels)
         texts = [question.text for question in self.questions]
-        self._rows = {"": question_store(stores, texts, model)}
+        prompt = None if part is None else part.prompt
+        self._rows = {"": question_store(stores, texts, model, prompt)}
         if typos.active:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
-            self._rows["typo_"] = question_store(stores, misspelt, model)
+            self._rows["typo_"] = question_store(stores, misspelt, model, prompt)
 
     def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
         """Return retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
@@ -189,12 +214,21 @@ class DevSet:
         """
         if not self.questions:
             return {}
-        fresh = live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
+        fresh = self.fresh(train, whole, live)
         return {
             prefix + name: value
             for prefix, rows in self._rows.items()
             for name, value in self._of_rows(rows, train, whole, fresh).items()
         }
+
+    @staticmethod
+    def fresh(train: TrainState, whole: WholeCorpus, live: CorpusState | None) -> CorpusState:
+        """Return the live index if it is fresh, otherwise a new one."""
+        return live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
+
+    def digest(self) -> str:
+        """Return a digest of the questions with their answers and judgements."""
+        return judged_digest(self.questions, self.qrels)
 
     def _of_rows(
         self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
@@ -205,8 +239,11 @@ class DevSet:
         found = []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
-            found.append(search(train.weights, index, *put_batch(self.mesh, rows)))
+            allowed = None if self.part is None else self.part.allowed
+            found.append(search(train.weights, index, *put_batch(self.mesh, rows), allowed))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
+        if self.part is not None:
+            rows = np.where(rows == NO_ROW, -1, rows - self.part.first)
         count = len(self.questions)
         return self.measured(*without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH))
 
@@ -320,8 +357,8 @@ def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
     return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
 
 
-def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
-    """Return the questions' tokens for the encoder."""
+def question_store(stores: Path, texts: Sequence[str], model: Model, prompt: Prompt | None = None) -> TokenStore:
+    """Return the questions' tokens for the encoder, with its prompt or another one."""
     config = model.config
     return TokenStore.build(
         stores,
@@ -329,7 +366,7 @@ def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenSto
         model.tokenizer,
         Template.QUESTION_ROWS,
         config.max_question_length,
-        prompt=config.query_prompt,
+        prompt=config.query_prompt if prompt is None else prompt,
     )
 
 

@@ -57,6 +57,8 @@ class ContrastiveBatch:
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
     guide: jax.Array | None = None
     """The questions' embeddings by a guide of the negatives, of length 1, float32 [B, D']; None without one."""
+    sets: jax.Array | None = None
+    """Number of each question's set in a mixture, int32 [B]; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,8 @@ class ContrastiveProgram(IndexProgram):
     typos: Typos = field(default_factory=Typos)
     loss: Callable[..., jax.Array] = contrastive_losses
     """The loss of scores, positives and negatives."""
+    sets: tuple[str, ...] = ()
+    """Names of a mixture's sets, where a batch has questions of several; each has a loss in the log."""
 
     @property
     def searches(self) -> bool:
@@ -140,6 +144,10 @@ def batch_loss(
         losses, scores, terms = at_size.losses()
         loss += losses.sum() / size
         metrics |= {name: of_term.sum() / size for name, of_term in terms.items()}
+        for number, name in enumerate(program.sets):
+            assert batch.sets is not None
+            mine = batch.sets == number
+            metrics[f"{name}:loss"] = jnp.where(mine, losses, 0.0).sum() / jnp.maximum(lax.psum(mine.sum(), DATA), 1)
         masks = counted.masks
         best = jnp.where(masks.negative, scores, -jnp.inf).max(axis=-1)
         metrics["accuracy"] = (jnp.where(masks.positive, scores, -jnp.inf).max(axis=-1) > best).sum() / size

@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
@@ -81,7 +82,9 @@ def make_step(
         if program.negatives.retrieved:
             assert index is not None
             searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
-            found = retrieve_negatives(program, mesh, searched, index, text_ids, batch, keys)
+            # A batch of a mixture is of one set, and is searched for in its corpus.
+            allowed = None if passages.sets is None or batch.sets is None else passages.sets == batch.sets[0]
+            found = retrieve_negatives(program, mesh, searched, index, text_ids, batch, keys, allowed)
             rows = jnp.concatenate([rows, found], axis=1)  # [b, C]
 
         # 2. Fetch the passages' tokens for this device's own questions.
@@ -138,6 +141,7 @@ def retrieve_negatives(
     text_ids: jax.Array,
     batch: ContrastiveBatch,
     keys: TextKeys,
+    searched: jax.Array | None = None,
 ) -> jax.Array:
     """Draw negatives from the ranks of an exact search of the live index.
 
@@ -149,13 +153,14 @@ def retrieve_negatives(
       text_ids: text ids of this device's rows, int32 [n].
       batch: its part of the batch.
       keys: of this device's questions.
+      searched: this device's rows that may be found, bool [n]; None: all.
 
     Returns:
       int32 [b, retrieved] corpus rows, NO_PASSAGE where too few passages are left.
     """
     b = len(questions)
     depth = min(program.negatives.last_rank, program.corpus_rows)
-    scores, rows = find_passages(program, mesh, questions, index, depth)  # [B, k], the same everywhere
+    scores, rows = find_passages(program, mesh, questions, index, depth, searched)  # [B, k], the same everywhere
     found = fetch_rows(text_ids, rows)  # [b, k]
     first = lax.axis_index(DATA) * b
     scores, rows = (lax.dynamic_slice_in_dim(x, first, b) for x in (scores, rows))
@@ -166,6 +171,8 @@ def retrieve_negatives(
     # Ranks that may be drawn, bool [b, k].
     allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
     allowed &= ~jax.vmap(among)(found, excluded[:, None])[:, 0]
+    if searched is not None:  # A small corpus has fewer rows than ranks.
+        allowed &= rows != NO_ROW
     if program.negatives.margin is not None:
         # Passages that score nearly as high as the positive, by the index's embedding of it, may be positives too.
         positive = fetch_rows(index.embeddings, everyone[:, :1])[:, 0]  # [b, D]

@@ -66,7 +66,12 @@ class IndexProgram:
 
 @jax.named_scope("search")
 def find_passages(
-    program: IndexProgram, mesh: Mesh, questions: jax.Array, index: CorpusState, k: int
+    program: IndexProgram,
+    mesh: Mesh,
+    questions: jax.Array,
+    index: CorpusState,
+    k: int,
+    allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Search the live index with this device's questions; call it inside the shard_map.
 
@@ -76,6 +81,7 @@ def find_passages(
       questions: this device's embeddings, float32 [b, D].
       index: this device's part of the index.
       k: number of passages per question.
+      allowed: this device's rows that may be found, bool [n]; None: all.
 
     Returns:
       scores float32 [B, k] and global rows int32 [B, k] of the whole batch, the same on all devices.
@@ -89,6 +95,7 @@ def find_passages(
         num_valid=program.corpus_rows,
         queries_sharded=True,
         block_rows=program.index.block_rows,
+        allowed=allowed,
     )
 
 
@@ -183,8 +190,8 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
     """Build the compiled search of evaluation questions over the live index, dropout off.
 
     Returns:
-      search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on
-      all devices.
+      search(params, index, tokens [B, L], lengths [B], allowed) -> (scores float32 [B, k], rows int32 [B, k]), the same
+      on all devices; `allowed`: the rows that may be found, bool [N], or None for all.
     """
 
     @device_jit
@@ -192,11 +199,11 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
         over_data,
         mesh=mesh,
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA)),
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA)),
         out_specs=(P(), P()),
     )
     def search(
-        params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array
+        params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array, allowed: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
         return search_step(
@@ -206,6 +213,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
             num_valid=program.corpus_rows,
             queries_sharded=True,
             block_rows=program.index.block_rows,
+            allowed=allowed,
         )
 
     return search
