@@ -87,6 +87,11 @@ class Contrastive:
     """Add the other questions of the batch to each question's negatives."""
     among_positives: bool = False
     """Add the similarities of a question's first positive with the other questions' positives to the negatives' scores."""
+    hardness: float = 0.0
+    """alpha: adds alpha times its dot product, as a constant, to the score of a negative of the batch, so that the
+    nearest ones have more of the gradient (Lan et al. 2025, equation 5)."""
+    hardness_of: Literal["all", "own", "others"] = "all"
+    """Negatives that `hardness` is of: a question's own ones, those that the other questions bring, or all."""
     corpus_softmax: bool = False
     """Take the denominator over the whole corpus: the batch's passages fresh, all others from the live index."""
     matryoshka: tuple[int, ...] = ()
@@ -279,6 +284,10 @@ class ContrastiveConfig(Config):
         for name in ("symmetric", "corpus_softmax"):
             if negatives.guide is not None and getattr(contrastive, name):
                 raise UsageError(f"contrastive.{name} does not ask negatives.guide; leave one of them out")
+        if contrastive.hardness < 0:
+            raise UsageError(
+                f"contrastive.hardness={contrastive.hardness}: must be at least 0; set contrastive.hardness"
+            )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:

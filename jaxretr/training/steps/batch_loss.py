@@ -168,6 +168,7 @@ class _Counted:
     # Only with `among_questions`, `among_positives`: the batch's questions, and positives, that are negatives of each.
     questions: jax.Array | None  # bool [b, B]
     positives: jax.Array | None  # bool [b, B P]
+    hardened: jax.Array | None  # the negatives that `hardness` is of, bool [b, M]; None: of none
 
     @staticmethod
     def of_batch(program: ContrastiveProgram, passages: PassagesOfBatch, batch: ContrastiveBatch) -> "_Counted":
@@ -177,7 +178,7 @@ class _Counted:
         excluded = false_negatives(batch.known, own, positives=positives, mask_duplicates=settings.mask_duplicates)
         text_ids, all_excluded = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, excluded))
         masks = Masks.of_batch(text_ids, excluded, first=first, positives=positives)
-        size, questions, of_positives = len(text_ids), None, None
+        size, questions, of_positives, hardened = len(text_ids), None, None, None
         if program.contrastive.among_questions:
             # Another question, unless it has the same text, or a positive that is none of this one's negatives.
             tokens = lax.all_gather(batch.tokens, DATA, tiled=True)
@@ -198,7 +199,12 @@ class _Counted:
             if of_positives is not None:
                 all_own = all_p[:, :positives].reshape(-1, dim)
                 of_positives &= leaves(scaled_scores(passages.guide[:, 0], all_own, 1.0))
-        return _Counted(first, text_ids, all_excluded, masks, questions, of_positives)
+        if program.contrastive.hardness:
+            hardened, of = masks.negative, program.contrastive.hardness_of
+            if of != "all":
+                is_own = jnp.arange(hardened.shape[1]) // own.shape[1] == (first + jnp.arange(b))[:, None]
+                hardened &= is_own if of == "own" else ~is_own
+        return _Counted(first, text_ids, all_excluded, masks, questions, of_positives, hardened)
 
 
 @dataclass(frozen=True)
@@ -251,7 +257,13 @@ class _AtSize:
             of_own = others_logsumexp(scaled_scores(self.p[:, 0], all_own, self.temperature), self.counted.positives)
             further.append(jnp.broadcast_to(of_own[:, None], (b, f)))
         sums = (reduce(jnp.logaddexp, further),) if further else ()
-        return self.program.loss(scores, masks.positive[:, None], masks.negative[:, None], *sums), scores
+        weighed = scores
+        if self.counted.hardened is not None:
+            alpha = (
+                settings.hardness * self.temperature
+            )  # The scores are divided by the temperature, the addition is not.
+            weighed = scores + jnp.where(self.counted.hardened[:, None], alpha * lax.stop_gradient(scores), 0.0)
+        return self.program.loss(weighed, masks.positive[:, None], masks.negative[:, None], *sums), scores
 
     def over_corpus(self, everyone: jax.Array, b: int) -> jax.Array:
         """The logarithm of the sum of exp(score) over the corpus's rows outside the batch, [b, F]."""

@@ -118,3 +118,31 @@ def test_terms_among_questions_and_positives_without_a_guide() -> None:
         scores = np.array(scores) / 0.1
         expected.append(np.log(np.exp(scores).sum()) - scores[0])
     np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("hardness_of", "mode", "devices"),
+    [("all", "all_negatives", 8), ("own", "hard_negatives", 1), ("others", "in_batch_negatives", 1)],
+)
+def test_hardness_is_that_of_sentence_transformers(hardness_of: str, mode: Any, devices: int) -> None:
+    more = {"hardness": 7.0, "hardness_of": hardness_of}
+    loss, _, *gradients = ours(more, devices)
+
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.util import cos_sim
+
+    q, p = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in drawn()[:2])
+    ranking = MultipleNegativesRankingLoss.__new__(MultipleNegativesRankingLoss)
+    torch.nn.Module.__init__(ranking)
+    vars(ranking).update(
+        {"scale": 10.0, "similarity_fct": cos_sim, "gather_across_devices": False, "directions": ("query_to_doc",)}
+        | {"partition_mode": "joint", "hardness_mode": mode, "hardness_strength": 7.0}
+    )
+    theirs = ranking.compute_loss_from_embeddings([q, p[:, 0], p[:, 1]], None)
+    theirs.backward()
+    np.testing.assert_allclose(loss, theirs.item(), rtol=1e-5)
+    for got, tensor in zip(gradients, (q, p), strict=True):
+        x, gradient = tensor.detach().numpy(), tensor.grad.numpy()
+        tangent = got - (got * x).sum(-1, keepdims=True) * x
+        np.testing.assert_allclose(tangent, gradient, atol=1e-4 * np.abs(gradient).max())
+    assert abs(loss - ours({**more, "hardness": 0.0}, devices)[0]) > 1e-2
