@@ -12,6 +12,7 @@ from jaxretr.embeddings.encoding import encode as encode
 from jaxretr.embeddings.inspection import inspect_data as inspect_data
 from jaxretr.evaluate.evaluating import evaluate_model as evaluate_model
 from jaxretr.evaluate.evaluating import evaluate_run as evaluate_run
+from jaxretr.evaluate.merging import merge as merge
 from jaxretr.evaluate.mteb_adapter import mteb_model as mteb_model
 from jaxretr.evaluate.reranking import rerank as rerank
 from jaxretr.evaluate.run_fusion import fuse as fuse

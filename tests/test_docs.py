@@ -62,6 +62,7 @@ RUN_BY = {
     "fuse": "indexes/test_fusion.py",
     "generate": "mining/test_generated.py",
     "judge": "training/report/test_blind.py",
+    "merge": "evaluate/test_merging.py",
     "mine": "mining/test_mining.py",
     "mine --scorer": "mining/test_scorer_filter.py",
     "mine lexical": "cli/test_mine_lexical.py",

@@ -37,6 +37,7 @@ _OPTIONS = (
     "score",
     "combine",
     "tune",
+    "merge",
     "fuse",
     "assemble",
     "adapt",

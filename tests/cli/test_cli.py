@@ -49,6 +49,7 @@ COMMANDS = (
     "analyse",
     "combine",
     "tune",
+    "merge",
     "fuse",
     "typos",
 )
