@@ -5,7 +5,7 @@ they are often unjudged positives; RLHN (https://arxiv.org/abs/2505.16967) makes
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -87,18 +87,40 @@ def judged_by_scorer(
     rest = iter(mined)
     for start in range(0, len(questions), _QUESTIONS):
         block = list(islice(rest, _QUESTIONS))
-        pairs = [
-            Pair(questions[number].text, passages.titles[row], passages.texts[row])
-            for number, of_one in enumerate(block, start=start)
-            for row in (*positives[number], *of_one.rows.tolist())
-        ]
-        scores = score_pairs(rule.scorer, pairs, len(pairs), shown=False)
-        at = 0
-        for number, of_one in enumerate(block, start=start):
-            of_positives = scores[at : at + len(positives[number])]
-            of_candidates = scores[at + len(of_positives) :][: len(of_one.rows)]
-            at += len(of_positives) + len(of_candidates)
-            yield _judged(of_one, of_candidates, of_positives, rule, negatives)
+        numbers = range(start, start + len(block))
+        found = {number: np.empty(0, np.float32) for number in numbers}  # of the positives, and then of the candidates
+        judged: dict[int, Mined] = {}
+        while len(judged) < len(block):
+            # Candidates behind the last one that is kept are not asked about; to relabel, all are.
+            some = slice(None if rule.relabel is not None else negatives)
+            asked = dict[int, list[int]]()
+            for number, of_one in zip(numbers, block, strict=True):
+                if number not in judged:
+                    first = [] if len(found[number]) else positives[number]
+                    done = max(0, len(found[number]) - len(positives[number]))
+                    asked[number] = [*first, *of_one.rows[done:][some].tolist()]
+            for number, scores in _scored(rule.scorer, questions, passages, asked).items():
+                found[number] = np.concatenate([found[number], scores])
+                of_positives, of_candidates = np.split(found[number], [len(positives[number])])
+                of_one = block[number - start]
+                enough = rule.passes(of_candidates, of_positives).sum() >= negatives
+                if enough or len(of_candidates) == len(of_one.rows):
+                    judged[number] = _judged(of_one, of_candidates, of_positives, rule, negatives)
+        yield from (judged[number] for number in numbers)
+
+
+def _scored(
+    scorer: Scorer, questions: Sequence[Question], passages: Passages, rows: Mapping[int, Sequence[int]]
+) -> dict[int, np.ndarray]:
+    """Return the scores of some questions' rows, by the questions' numbers."""
+    pairs = [
+        Pair(questions[number].text, passages.titles[row], passages.texts[row])
+        for number, of_one in rows.items()
+        for row in of_one
+    ]
+    scores = score_pairs(scorer, pairs, len(pairs), shown=False) if pairs else np.empty(0, np.float32)
+    ends = np.cumsum([len(of_one) for of_one in rows.values()])
+    return dict(zip(rows, np.split(scores, ends[:-1]), strict=True))
 
 
 def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule: ScorerFilter, negatives: int) -> Mined:
@@ -109,11 +131,12 @@ def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule:
     kept = passing[:negatives]
     # As in `hard_negatives`, candidates behind the last one that is kept were not looked at.
     looked_at = int(kept[-1]) + 1 if len(kept) == negatives else len(scores)
+    behind = len(mined.rows) - len(scores)
     dropped = {
         **mined.dropped,
         "relabelled": int(better.sum()),
         "scorer": int((~better[:looked_at]).sum()) - len(kept),
-        "surplus": mined.dropped["surplus"] + int((~better[looked_at:]).sum()),
+        "surplus": mined.dropped["surplus"] + int((~better[looked_at:]).sum()) + behind,
     }
     return replace(
         mined,
@@ -121,6 +144,6 @@ def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule:
         scores=scores[kept],
         positive_scores=positive_scores,
         dropped=dropped,
-        relabelled=mined.rows[better],
+        relabelled=mined.rows[: len(scores)][better],
         relabelled_scores=scores[better],
     )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from command_errors import the_error
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.data.pairs import Pair
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_set import load_training_set
+from jaxretr.mining import scorer_filter
 from jaxretr.mining.scorer_filter import ScorerFilter
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.question_scorer import QuestionScorer
@@ -156,3 +159,31 @@ def test_options_without_a_scorer_are_refused(words: list[str], message: str, tm
 def test_wrong_limits(options: dict[str, float], message: str, scorer: CrossEncoder):
     with pytest.raises(UsageError, match=message):
         ScorerFilter(scorer, **options)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_score_share": 0.9}, {"relabel_margin": 0.0}])
+def test_the_scorer_is_not_asked_about_candidates_behind_the_last_that_is_kept(
+    settings: dict[str, Any], scorer: CrossEncoder, monkeypatch: pytest.MonkeyPatch
+):
+    """Unless a passage far behind may become a positive; the negatives are those of all scores in any case."""
+    pairs: list[int] = []
+    score = scorer_filter.score_pairs
+
+    def counted(scorer: CrossEncoder, given: list[Pair], count: int, *, shown: bool) -> np.ndarray:
+        pairs.append(count)
+        return score(scorer, given, count, shown=shown)
+
+    monkeypatch.setattr(scorer_filter, "score_pairs", counted)
+    settings = {"corpus": DATA, "ranks": (1, 18), "answers": None, "scorer": scorer, **settings}
+    found = jaxretr.mine(DATA, negatives=3, **settings)
+    of_three = pairs.copy()
+    everything = jaxretr.mine(DATA, negatives=18, **settings)
+    for number in range(len(found.questions)):
+        assert found.negatives[number].tolist() == everything.negatives[number][:3].tolist()
+    every = sum(pairs[len(of_three) :])
+    if "relabel_margin" in settings:
+        assert sum(of_three) == every
+    elif "max_score_share" in settings:
+        assert 4 * len(found.questions) < sum(of_three) < every and len(of_three) > 1
+    else:
+        assert of_three == [4 * len(found.questions)]
