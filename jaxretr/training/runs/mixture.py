@@ -68,37 +68,28 @@ class Mixture:
           UsageError: dev questions without a corpus, and as there; of a mixture it names the set.
         """
         read = dict[str, RunExamples]()
-        for name, member in config.members.items():
+        for name, member in (members := config.members).items():
             with of_set(name):
                 read[name] = read_run_examples(member)
                 if member.data.dev_questions is not None and not read[name].corpus_rows:
                     raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
-        corpora, extras = (
-            np.array([0, *(count(each) for each in read.values())]).cumsum().tolist()
-            for count in (lambda each: each.corpus_rows, lambda each: len(each.passages) - each.corpus_rows)
-        )
-        questions = np.array([0, *(len(each.texts) for each in read.values())]).cumsum().tolist()
-        self.members = [
-            Member(name, config.members[name], each, *places)
-            for (name, each), *places in zip(
-                read.items(),
-                range(len(read)),
-                questions,
-                corpora,
-                [corpora[-1] + each for each in extras],
-                strict=False,
-            )
-        ]
+        self.members = list[Member]()
+        question, row, extra = 0, 0, sum(each.corpus_rows for each in read.values())
+        for number, (name, each) in enumerate(read.items()):
+            self.members.append(Member(name, members[name], each, number, question, row, extra))
+            question += len(each.texts)
+            row += each.corpus_rows
+            extra += len(each.passages) - each.corpus_rows
         data, train = config.data, config.train
         if not data.mixture:
             self.examples = self.members[0].examples
             self.batches = QuestionBatches(len(self.examples.texts), train.batch_size, train.seed)
             return
         self.examples = self._joined(mixed=data.mixed_batches)
-        sizes, weights = np.diff(questions), [each.weight for each in data.mixture]
+        sizes = [len(each.texts) for each in read.values()]
         shares = [
-            float(size) ** (1 / data.mixture_temperature) if weight is None else weight
-            for size, weight in zip(sizes.tolist(), weights, strict=True)
+            size ** (1 / data.mixture_temperature) if one.weight is None else one.weight
+            for size, one in zip(sizes, data.mixture, strict=True)
         ]
         self.batches = MixtureBatches(sizes, shares, train.batch_size, train.seed, mixed=data.mixed_batches)
         for each, share in zip(self.members, shares, strict=True):
@@ -140,14 +131,13 @@ class Mixture:
 
     def prompts(self, model: Model) -> tuple[Prompt, Prompt]:
         """Return the prompts of the questions and of the passages, by their numbers and rows."""
-        of_sets = [_prompts_of(member, model) for member in self.members]
-        counts = [each.examples for each in self.members]
-        questions = [(prompt[0], len(each.texts)) for prompt, each in zip(of_sets, counts, strict=True)]
-        corpora = [(prompt[1], each.corpus_rows) for prompt, each in zip(of_sets, counts, strict=True)]
-        extras = [
-            (prompt[1], len(each.passages) - each.corpus_rows) for prompt, each in zip(of_sets, counts, strict=True)
-        ]
-        return _shared(questions), _shared(corpora + extras)
+        queries, corpora, extras = list[tuple[str, int]](), list[tuple[str, int]](), list[tuple[str, int]]()
+        for member in self.members:
+            (query, passage), read = _prompts_of(member, model), member.examples
+            queries.append((query, len(read.texts)))
+            corpora.append((passage, read.corpus_rows))
+            extras.append((passage, len(read.passages) - read.corpus_rows))
+        return _shared(queries), _shared(corpora + extras)
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 

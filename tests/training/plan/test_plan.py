@@ -67,9 +67,9 @@ def same_program(real: Any, planned: Planned) -> None:
 def art_run_of_estimated_lengths(config: ArtConfig, mesh: jax.sharding.Mesh, folder: Path) -> ArtRun:
     """A run that pads its rows as a plan supposes, which knows the texts' average length alone."""
 
-    def teacher_widths(teacher: T5Teacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:
+    def teacher_widths(teacher: T5Teacher, passages: TokenStore, questions: list[TokenStore]) -> TeacherWidths:
         mean = corpus_size(config).mean_ids(teacher_shape(config.scorer).passage_length)
-        return TeacherWidths.of_averages(teacher, mean, width_of(passages), width_of(questions))
+        return TeacherWidths.of_averages(teacher, mean, width_of(passages), max(map(width_of, questions)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(art, "teacher_widths", teacher_widths)

@@ -174,6 +174,7 @@ def test_a_run_reports_each_set(whole_run: tuple[ContrastiveConfig, Path]) -> No
     assert from_json(json.loads((folder / "run/config.json").read_text())) == config
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_sets_ends_as_an_undisturbed_one(
     whole_run: tuple[ContrastiveConfig, Path], tmp_path: Path
 ) -> None:
@@ -307,3 +308,20 @@ def test_moved_files_of_a_set_resume_and_changed_ones_do_not(
     Path(at["train"]).write_text(json.dumps(rows[::-1]))
     with pytest.raises(UserError, match=r"other passages, questions, examples.* than there are now"):
         train(moved, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_losses_are_those_of_any_number_of_devices(
+    whole_run: tuple[ContrastiveConfig, Path], tmp_path: Path, mesh1: Mesh, mesh8: Mesh
+) -> None:
+    config, _ = whole_run
+    losses = []
+    for number, mesh in enumerate((mesh1, mesh8)):
+        run: Any = ContrastiveRun(config, mesh, tmp_path / str(number))
+        state, found = run.init(), []
+        for step in range(3):
+            state, metrics = run.step(state, step, run.batch(step))
+            found.append(float(metrics["loss"]))
+        losses.append(found)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert len({*losses[0]}) == 3
