@@ -250,8 +250,11 @@ class ContrastiveConfig(Config):
             raise UsageError("data.mixture: give every set a weight above 0, or none of them one")
         if given and data.mixture_temperature != 1:
             raise UsageError("data.mixture_temperature is for sets without weights; leave one of them out")
-        if data.mixed_batches and any(each.own_sections for each in data.mixture):
-            raise UsageError("data.mixed_batches: a batch has one objective; leave the sets' own sections out")
+        if data.mixed_batches and (own := next((each for each in data.mixture if each.own_sections), None)):
+            raise UsageError(
+                f"data.mixed_batches: a batch has one objective, and set {own.name} has {', '.join(own.own_sections)} of its "
+                "own; set them for the run, such as negatives.static=0 where a set has no negatives"
+            )
         guides = {member.negatives.guide for member in self.members.values()} - {None}
         if len(guides) > 1:
             raise UsageError(f"data.mixture: one guide serves all sets, not {len(guides)}; give one as negatives.guide")

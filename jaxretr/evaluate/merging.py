@@ -82,6 +82,13 @@ def merge(
       UserError: a model cannot be read, or the models differ in shape, tokenizer, pooling or prompts.
       UsageError: a number of models or weights that does not fit, or both `weights` and `beir`.
     """
+    if isinstance(models, str | Path):
+        raise UsageError(f"models: a list is expected, not '{models}'; give at least two")
+    if how not in ("linear", "slerp"):
+        raise UsageError(f"how={how}: no such way to merge; there are linear and slerp")
+    named = isinstance(grid, str) and grid in ("log", "paper")
+    if not named and (isinstance(grid, str) or not grid or not all(0 < each < float("inf") for each in grid)):
+        raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
     if len(models) < 2:
         raise UsageError(f"{len(models)} models cannot be merged; give at least two")
     if len(models) > 2 and (how == "slerp" or beir is not None):

@@ -248,6 +248,13 @@ def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | Non
         raise UsageError(
             f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
         )
+    if "contrastive.loss" in given and isinstance(config, ContrastiveConfig):
+        own = next((each.name for each in config.data.mixture if each.contrastive is not None), None)
+        if own is not None:
+            raise UsageError(
+                f"loss: set {own} has a contrastive section of its own, with a loss; leave one of them out, or name the loss "
+                "there as FILE.py:FUNCTION"
+            )
     return with_settings(config, given) if given else config
 
 

@@ -128,8 +128,13 @@ def test_unlike_models_are_refused(models: list[Path], tmp_path: Path) -> None:
         (2, {"weights": (1,)}, "one of at least 0 for each of the 2 models"),
         (2, {"weights": (0, 0)}, "not all 0"),
         (2, {"weights": (1, -1)}, "at least 0"),
+        (2, {"how": "cubic"}, "how=cubic: no such way"),
+        (2, {"grid": "0.5,1"}, "give log, paper, or weights above 0"),
+        (2, {"grid": (-1.0, 2.0)}, "give log, paper, or weights above 0"),
     ],
 )
 def test_wrong_calls_are_refused(count: int, settings: dict[str, Any], message: str, models: list[Path]) -> None:
     with pytest.raises(UsageError, match=message):
         merge(models[:count], **settings)
+    with pytest.raises(UsageError, match="models: a list is expected"):
+        merge(str(models[0]))

@@ -66,6 +66,7 @@ class ContrastiveRun(CorpusRun):
         self.questions = StepQuestions(self.examples.texts, config.typos, self.model, self.stores, seed, query_prompt)
 
         # ---- programs and passages -----------------------------------------------------------------------------------
+        self._losses = dict[str, Callable[..., jax.Array]]()
         members = self.mixture.members
         # All sets share the programs around the index: those of a set that searches it, if there is one.
         first = next((each for each in members if each.config.negatives.retrieved), members[0])
@@ -81,6 +82,8 @@ class ContrastiveRun(CorpusRun):
             self.passages = dataclasses.replace(self.passages, sets=row_sets)
             make = partial(self._dev_set, typos=config.typos)
             self.evaluate_with(self.mixture.dev_sets(make, row_sets, self.model))
+            if twice := self.suites.names & {each.name for each in members}:
+                raise UsageError(f"train.suites: '{min(twice)}' is also a set of data.mixture; rename one of them")
         else:
             self.evaluate_on(*self.examples.evaluated_on(config.data, self.corpus_rows))
         self._since = dict[str, list[jax.Array]]()
@@ -114,7 +117,9 @@ class ContrastiveRun(CorpusRun):
         sets = tuple(each.name for each in self.mixture.members) if mixed else ()
         with of_set(member.name):
             program = contrastive_program(member.config, self.model.config, rows, positives, self.mesh, lengths)
-        return dataclasses.replace(program, corpus_rows=self.corpus_rows, sets=sets)
+        # One function for a name: sets with the same constants share a program.
+        loss = self._losses.setdefault(member.config.contrastive.loss, program.loss)
+        return dataclasses.replace(program, corpus_rows=self.corpus_rows, sets=sets, loss=loss)
 
     def _steps(self) -> list[Any]:
         """Return the compiled step of each set, None where it is that of the run; the same constants make the same step."""

@@ -85,6 +85,11 @@ class Suites:
                 )
 
     @property
+    def names(self) -> set[str]:
+        """Names of the suites."""
+        return {*self._members}
+
+    @property
     def size(self) -> str:
         """Number of questions and passages of all collections, as text for the log; empty without any."""
         members = [member for members in self._members.values() for member in members]

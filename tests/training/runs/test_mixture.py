@@ -209,6 +209,13 @@ def test_questions_are_searched_for_in_the_corpus_of_their_set(
     assert {name: found[f"whole:{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
+def test_sets_with_one_objective_share_a_program(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
+    (tmp_path / "own.py").write_text("def loss(scores, positive, negative):\n    return scores.sum(-1)\n")
+    for loss in ("softmax", f"{tmp_path}/own.py:loss"):
+        run: Any = ContrastiveRun(mixture_config(tiny_models, tmp_path, contrastive={"loss": loss}), mesh1, tmp_path)
+        assert run.steps == [None, None], loss
+
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -223,7 +230,11 @@ def test_questions_are_searched_for_in_the_corpus_of_their_set(
         (({"weight": 0.0}, {"weight": 1.0}), {}, "every set a weight above 0, or none"),
         (({"weight": 1.0}, {"weight": 1.0}), {"data": {"mixture_temperature": 2.0}}, "for sets without weights"),
         ((), {"data": {"mixture_temperature": 0.0}}, "must be above 0"),
-        (({"negatives": Negatives()},), {"data": {"mixed_batches": True}}, "a batch has one objective"),
+        (
+            ({"negatives": Negatives()},),
+            {"data": {"mixed_batches": True}},
+            "a batch has one objective, and set whole has negatives of its own",
+        ),
         ((), {"data": {"mixed_batches": True}, "negatives": {"retrieved": 1}}, "from the corpus of a batch's set"),
         ((), {"contrastive": {"corpus_softmax": True}}, "set whole: contrastive.corpus_softmax"),
         (({"token_cache": "x"},), {}, "set whole: token_cache is the run's"),
@@ -245,6 +256,20 @@ def test_mixtures_that_contradict_themselves_are_refused(
 def test_a_set_that_is_searched_needs_a_corpus(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
     config = mixture_config(tiny_models, tmp_path, {}, {"corpus": None}, negatives={"retrieved": 1})
     with pytest.raises(UsageError, match=r"set file: retrieved negatives .* need a corpus"):
+        ContrastiveRun(config, mesh1, tmp_path)
+
+
+def test_a_loss_in_python_is_refused_where_a_set_has_its_own(tiny_models: Path, tmp_path: Path) -> None:
+    config = mixture_config(tiny_models, tmp_path, {}, {"contrastive": Contrastive(temperature=2.0)})
+    with pytest.raises(UsageError, match="loss: set file has a contrastive section of its own"):
+        train(config, tmp_path / "run", loss=lambda scores, positive, negative: scores.sum(-1))
+
+
+def test_a_suite_and_a_set_have_different_names(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
+    suite = shutil.copytree(DATA, tmp_path / "whole")
+    (suite / "qrels/tydi.tsv").rename(suite / "qrels/dev.tsv")
+    config = mixture_config(tiny_models, tmp_path, train={"suites": (str(suite),)})
+    with pytest.raises(UsageError, match=r"train.suites: 'whole' is also a set of data.mixture"):
         ContrastiveRun(config, mesh1, tmp_path)
 
 
