@@ -449,7 +449,8 @@ def test_art_encoders(
     teacher = ["--scorer", tiny_models / "scorer", "--table", table, "--arms", "scorer, posterior target"]
     printed = main(module, "teacher", *words, "--model", minilm, *teacher, "--settings", *SHORT)
     assert "\n| scorer, posterior target | " in printed
-    assert json.loads((tmp_path / "scorer_scores.jsonl").read_text())["document_ids"] == known
+    [scores] = tmp_path.glob("*_scorer_scores.jsonl")
+    assert json.loads(scores.read_text())["document_ids"] == known
     printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():

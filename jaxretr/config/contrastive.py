@@ -88,8 +88,8 @@ class Contrastive:
     among_positives: bool = False
     """Add the similarities of a question's first positive with the other questions' positives to the negatives' scores."""
     hardness: float = 0.0
-    """alpha: adds alpha times its dot product, as a constant, to the score of a negative of the batch, so that the
-    nearest ones have more of the gradient (Lan et al. 2025, equation 5)."""
+    """alpha: adds alpha times its dot product, as a constant, to a question's score of a passage that is a negative in the
+    batch, so that the nearest ones have more of the gradient (Lan et al. 2025, equation 5)."""
     hardness_of: Literal["all", "own", "others"] = "all"
     """Negatives that `hardness` is of: a question's own ones, those that the other questions bring, or all."""
     corpus_softmax: bool = False
@@ -234,6 +234,11 @@ class ContrastiveConfig(Config):
 
     def _check_mixture(self) -> None:
         data = self.data
+        if data.dev is not None or data.dev_split != "dev":
+            raise UsageError(
+                "data.dev: a mixture has no validation loss; leave it and data.dev_split out, and give the sets dev_questions or "
+                "held_out"
+            )
         kept = ("mixture", "mixture_temperature", "mixed_batches", "token_cache")
         for each in fields(data):
             if each.name not in kept and each.default is not MISSING and getattr(data, each.name) != each.default:
@@ -287,6 +292,8 @@ class ContrastiveConfig(Config):
         for name in ("symmetric", "corpus_softmax"):
             if negatives.guide is not None and getattr(contrastive, name):
                 raise UsageError(f"contrastive.{name} does not ask negatives.guide; leave one of them out")
+        if contrastive.hardness_of != "all" and not contrastive.hardness:
+            raise UsageError("contrastive.hardness_of is of contrastive.hardness; set both, or neither")
         if contrastive.hardness < 0:
             raise UsageError(
                 f"contrastive.hardness={contrastive.hardness}: must be at least 0; set contrastive.hardness"

@@ -67,21 +67,23 @@ class MixtureBatches(QuestionBatches):
         import grain
 
         super().__init__(sum(sizes), batch_size, seed)
-        firsts = [0, *itertools.accumulate(sizes)]
-        streams = [_epochs(first, size, seed) for first, size in zip(firsts, sizes, strict=False)]
+        streams, firsts = [], itertools.accumulate(sizes, initial=0)
+        for number, (first, size) in enumerate(zip(firsts, sizes, strict=False)):
+            # Sets of one size, which may be one file with two objectives, have orders of their own.
+            streams.append(_epochs(first, size, seed, sizes[:number].count(size)))
         if mixed:
             self._stream = grain.MapDataset.mix(streams, shares).batch(batch_size)
         else:
             self._stream = grain.MapDataset.mix([each.batch(batch_size) for each in streams], shares)
 
 
-def _epochs(first: int, count: int, seed: int) -> Any:
-    """Return the endless stream of epochs of `count` examples, numbered from `first`."""
+def _epochs(first: int, count: int, seed: int, order: int = 0) -> Any:
+    """Return the endless stream of epochs of `count` examples, numbered from `first`; in another order for each `order`."""
     import grain
 
     # Grain adds the epoch to its 32-bit seed: neighbouring seeds would share epochs (seed 1's second = seed 2's
     # first) unless they are spread out before.
-    spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+    spread = int(np.random.SeedSequence(seed, spawn_key=(order,) * bool(order)).generate_state(1, np.uint32)[0])
     return grain.MapDataset.range(first, first + count).shuffle(seed=spread).repeat()
 
 

@@ -88,6 +88,8 @@ def with_sets(config: Config, sets: Sequence[str | Path | MixtureSet], stated: M
     """
     if not isinstance(config, ContrastiveConfig):
         raise UsageError(f"data: {config.name} is another kind of run than those that train on several sets; give one")
+    if "mixture" in stated:
+        raise UsageError("data.mixture: the sets are given as data as well; leave one of them out")
     if wrong := sorted(set(stated) - {"token_cache", "mixture_temperature", "mixed_batches"}):
         raise UsageError(
             f"data.{wrong[0]}: belongs to each of several sets; give them as data.mixture, with all they need"
@@ -98,6 +100,8 @@ def with_sets(config: Config, sets: Sequence[str | Path | MixtureSet], stated: M
             found.append(each)
             continue
         pointed: Any = with_data(config, each, {})
+        if pointed.data.dev is not None and pointed.data.dev_questions is None:
+            log.warning("%s: its dev set is not used, since a mixture has no validation loss", each)
         found.append(_as_set(pointed, each, config, {one.name for one in found}))
         config = dataclasses.replace(config, train=pointed.train)
     data = ContrastiveData(mixture=tuple(found), token_cache=config.data.token_cache)

@@ -109,12 +109,13 @@ def merge(
         metrics.evaluate(data.qrels, {}, [metric])  # Refuse an unknown metric now, not after an hour.
     for each in models:
         check_finished(each)
-    loaded = [DualEncoder.from_pretrained(each, dtype=dtype).merge_lora() for each in models]
+    loaded = [_without_lora(DualEncoder.from_pretrained(each, dtype=dtype)) for each in models]
     config = _common([str(each) for each in models], loaded)
 
     def merged(shares: Sequence[float]) -> DualEncoder:
         params = jax.tree.map(lambda *leaves: _merged(leaves, shares, how), *(each.params for each in loaded))
-        return loaded[0].replaced(config, params)
+        # Without a head of masked language modelling, which belongs to one of them.
+        return DualEncoder(config, params, loaded[0].tokenizer, dtype=loaded[0].dtype)
 
     curve = None
     if data is not None:
@@ -138,6 +139,12 @@ def merge(
             curve.write(Path(out).expanduser() / "curve.json")
             curve.draw(Path(out).expanduser() / "curve.png")
     return Merged(model, weights, curve)
+
+
+def _without_lora(model: DualEncoder) -> DualEncoder:
+    """Return a model with LoRA's products in its kernels; parallel adapters alone stay."""
+    shape = model.config.adapter
+    return model if shape is None or not shape.lora_rank else model.as_plain()
 
 
 def _with_second(weight: float) -> tuple[float, float]:

@@ -102,7 +102,13 @@ def test_lora_is_merged_into_the_kernels_first(models: list[Path], tmp_path: Pat
         lively_model = model.replaced(model.config, lively(model.params, seed + 7, 0.1))
         lively_model.save(tmp_path / str(seed))
         adapted.append(leaves(lively_model.merge_lora()))
+    # Any rank, and the start itself.
+    other = with_new_adapters(DualEncoder.from_pretrained(models[0]), AdapterShape(lora_rank=4), 5)
+    other.save(tmp_path / "other")
+    with_start = leaves(merge([models[0], tmp_path / "other"]).encoder)
+    assert with_start.keys() == leaves(models[0]).keys()
     merged = merge([tmp_path / "0", tmp_path / "1"]).encoder
+    assert merged.config.adapter is None
     for name, value in leaves(merged).items():
         np.testing.assert_allclose(value, (adapted[0][name] + adapted[1][name]) / 2, rtol=1e-5, atol=1e-6, err_msg=name)
 

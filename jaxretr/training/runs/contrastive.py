@@ -141,16 +141,17 @@ class ContrastiveRun(CorpusRun):
         Of a mixture's steps, that of the set which needs most.
         """
         mixes, evaluates = bool(config.data.mixture), any(m.data.has_dev_questions for m in config.members.values())
-        config = max(config.members.values(), key=lambda each: (each.negatives.retrieved > 0, _negatives(each)))
+        guide = next((each.negatives.guide for each in config.members.values() if each.negatives.guide), None)
+        config = max(config.members.values(), key=lambda each: (each.negatives.retrieved > 0, sum(_places(each))))
         model = model_shape(config.encoder, config.joint)
         # The training file may have fewer negatives; the run reports this when it has read the file.
-        positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
+        positives, negatives = _places(config)
         program = contrastive_program(config, model.config, size.searched, positives, mesh)
         rows = size.rows(model.config.max_passage_length, model.ids)
         programs = CorpusPrograms(config, program, make_step, model, rows, mesh)
         (state, index, *_), whole = programs.abstract_state(), programs.whole
         contents = abstract_rows(mesh, "int32", whole.rows)
-        b, places = config.train.batch_size, positives + _negatives(config) - config.negatives.retrieved
+        b, places = config.train.batch_size, positives + negatives - config.negatives.retrieved
         questions, forms = question_shapes(model, mesh, b, config.typos)
         batch = ContrastiveBatch(
             questions.tokens,
@@ -161,9 +162,10 @@ class ContrastiveRun(CorpusRun):
             forms,
         )
         passages = whole.passages
-        if config.negatives.guide is not None:
-            width = model_shape(Encoder(path=config.negatives.guide), Joint()).config.embedding_size
-            batch = dataclasses.replace(batch, guide=abstract_rows(mesh, "float32", b, width))
+        if guide is not None:  # Of a mixture's, which are on the devices in all steps, if any set has one.
+            width = model_shape(Encoder(path=guide), Joint()).config.embedding_size
+            if config.negatives.guide is not None:
+                batch = dataclasses.replace(batch, guide=abstract_rows(mesh, "float32", b, width))
             passages = dataclasses.replace(passages, guide=abstract_rows(mesh, "float32", whole.rows, width))
         if mixes:
             batch = dataclasses.replace(batch, sets=abstract_rows(mesh, "int32", b))
@@ -174,8 +176,8 @@ class ContrastiveRun(CorpusRun):
     @property
     def most_negatives(self) -> int:
         """Number of negatives of a question in one step, before masking; the log's `negatives` are those after it."""
-        places = self.draws.places + self.program.negatives.retrieved
-        in_batch = self.config.train.batch_size * places - self.program.positives
+        retrieved = max(each.config.negatives.retrieved for each in self.mixture.members)
+        in_batch = self.config.train.batch_size * (self.draws.places + retrieved) - self.program.positives
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def first_model(self) -> DualEncoder | JointModel:
@@ -268,9 +270,10 @@ class ContrastiveRun(CorpusRun):
         return ContrastiveBatch(*arrays, sets=of_sets)
 
 
-def _negatives(config: ContrastiveConfig) -> int:
-    """Return the number of negatives of its own that a question has."""
-    return config.negatives.static + config.negatives.mined + config.negatives.retrieved
+def _places(config: ContrastiveConfig) -> tuple[int, int]:
+    """Return the most positives of a question in a step, and the number of its own negatives."""
+    positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
+    return positives, config.negatives.static + config.negatives.mined + config.negatives.retrieved
 
 
 def contrastive_program(

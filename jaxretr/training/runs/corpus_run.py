@@ -1,5 +1,6 @@
 """The common part of the runs that search a corpus, ART's and the supervised one, as the training program calls it."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,9 @@ class CorpusRun:
         return state._replace(refresh_every=self.upkeep.counted(train, index, partial(self._trace, state)))
 
     def _trace(self, state: RunState) -> Any:
-        return self.step_of(0).trace(*self.arguments(state, self.batch(0)))
+        # A step that searches, whichever of a mixture's sets it is of.
+        number = next(number for number in itertools.count() if self.step_of(number) is self.programs.step)
+        return self.programs.step.trace(*self.arguments(state, self.batch(number)))
 
     def abstract_state(self) -> RunState:
         """Return the shapes and shardings of the state."""

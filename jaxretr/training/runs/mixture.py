@@ -71,8 +71,11 @@ class Mixture:
         for name, member in (members := config.members).items():
             with of_set(name):
                 read[name] = read_run_examples(member)
-                if member.data.dev_questions is not None and not read[name].corpus_rows:
-                    raise UsageError("data.dev_questions is searched for in a corpus; name it with data.corpus=FILE")
+                # What a single set holds out also gives the validation loss, which needs no corpus.
+                searched = member.data.has_dev_questions if name else member.data.dev_questions is not None
+                if searched and not read[name].corpus_rows:
+                    asked = "data.dev_questions" if member.data.dev_questions is not None else "data.held_out"
+                    raise UsageError(f"{asked} is searched for in a corpus; name it with data.corpus=FILE")
         self.members = list[Member]()
         question, row, extra = 0, 0, sum(each.corpus_rows for each in read.values())
         for number, (name, each) in enumerate(read.items()):

@@ -151,8 +151,8 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     changes = moved(old, new)
     sets = getattr(old, "mixture", ())
     if sets and len(sets) == len(new.mixture):
-        pairs = zip(sets, new.mixture, strict=True)
-        changes["mixture"] = tuple(dataclasses.replace(one, **moved(one, other)) for one, other in pairs)
+        others = {each.name: each for each in new.mixture}
+        changes["mixture"] = tuple(dataclasses.replace(one, **moved(one, others.get(one.name, one))) for one in sets)
     return dataclasses.replace(begun, data=dataclasses.replace(old, **changes)) if changes else begun
 
 
@@ -163,4 +163,10 @@ def _members(config: Config) -> Iterable[Config]:
 def _values(config: Config, setting: str) -> tuple[str, ...]:
     value = functools.reduce(lambda section, name: getattr(section, name, None), setting.split("."), config)
     values = value if isinstance(value, tuple) else (value,) if value else ()
-    return tuple(each.train if isinstance(each, MixtureSet) else str(each) for each in values)
+    return tuple(path for each in values for path in (_paths(each) if isinstance(each, MixtureSet) else (str(each),)))
+
+
+def _paths(one: MixtureSet) -> tuple[str, ...]:
+    """Return all files and folders of a mixture's set, each once."""
+    found = (one.train, one.corpus, *one.more_corpora, one.mined, one.dev_questions, one.dev_qrels)
+    return tuple(dict.fromkeys(path for path in found if path))

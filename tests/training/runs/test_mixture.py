@@ -60,6 +60,9 @@ def test_batches_are_of_one_set_each_and_keep_the_shares() -> None:
     again = MixtureBatches(sizes, (2, 1, 7), 4, seed=5, mixed=False)
     for step in (77, 3, 50):
         np.testing.assert_array_equal(again.indices(step), read[step])
+    # A set that is given twice is read in two orders.
+    twice = MixtureBatches((10, 10), (1, 1), 10, seed=5, mixed=False)
+    assert (twice.indices(0) != twice.indices(1) - 10).any()
     other = MixtureBatches(sizes, (2, 1, 7), 4, seed=6, mixed=False)
     assert any((other.indices(step) != read[step]).any() for step in range(4))
 
@@ -152,9 +155,11 @@ def whole_run(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
             "weight": 1.0,
             "held_out": 1,
         },
-        train={"log_every": 2, "save_every": 1},
+        train={"log_every": 4, "save_every": 1},
     )
-    train(config, folder / "run")
+    losses: list[float] = []
+    train(config, folder / "run", on_step=lambda _, metrics: losses.append(float(metrics["loss"])))
+    (folder / "losses.json").write_text(json.dumps(losses))
     return config, folder
 
 
@@ -162,11 +167,11 @@ def test_a_run_reports_each_set(whole_run: tuple[ContrastiveConfig, Path]) -> No
     config, folder = whole_run
     lines = read_metrics(folder / "run")
     trained = [line for line in lines if "whole:loss" in line or "file:loss" in line]
-    assert [line["step"] for line in trained] == [2, 4] and all(
-        {"whole:loss", "file:loss"} <= line.keys() for line in trained
-    )
-    # Each logged step is of one set, whose loss it is.
-    assert all(line["loss"] in (line["whole:loss"], line["file:loss"]) for line in trained)
+    assert [line["step"] for line in trained] == [4]
+    # Each step is of one set; the line has the mean of each set's steps.
+    losses = json.loads((folder / "losses.json").read_text())
+    means = sorted(np.mean(losses[first::2]) for first in (0, 1))
+    assert sorted([trained[0]["whole:loss"], trained[0]["file:loss"]]) == pytest.approx(means, rel=1e-6)
     measured = [line for line in lines if "whole:ndcg@10" in line]
     assert [line["step"] for line in measured] == [0, 4]
     for line in measured:
@@ -224,6 +229,7 @@ def test_sets_with_one_objective_share_a_program(tiny_models: Path, tmp_path: Pa
     [
         ((), {"data": {"train": "somewhere"}}, "data.train: belongs to each set of data.mixture"),
         ((), {"data": {"mixture": ()}}, "data.train: is not given"),
+        ((), {"data": {"dev": "x"}}, "data.dev: a mixture has no validation loss"),
         (({"name": "file"},), {}, "'file' is no name of one set"),
         (({"name": "a b"},), {}, "'a b' is no name of one set"),
         (({"weight": 1.0},), {}, "every set a weight above 0, or none"),
@@ -239,6 +245,7 @@ def test_sets_with_one_objective_share_a_program(tiny_models: Path, tmp_path: Pa
         ((), {"contrastive": {"corpus_softmax": True}}, "set whole: contrastive.corpus_softmax"),
         (({"token_cache": "x"},), {}, "set whole: token_cache is the run's"),
         (({"mined": "x"},), {}, "set whole: negatives.mined and data.mined go together"),
+        (({"contrastive": Contrastive(hardness_of="own")},), {}, "set whole: contrastive.hardness_of is of"),
         (
             ({"negatives": Negatives(guide="a")}, {"negatives": Negatives(guide="b")}),
             {},
@@ -256,6 +263,9 @@ def test_mixtures_that_contradict_themselves_are_refused(
 def test_a_set_that_is_searched_needs_a_corpus(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
     config = mixture_config(tiny_models, tmp_path, {}, {"corpus": None}, negatives={"retrieved": 1})
     with pytest.raises(UsageError, match=r"set file: retrieved negatives .* need a corpus"):
+        ContrastiveRun(config, mesh1, tmp_path)
+    config = mixture_config(tiny_models, tmp_path, {}, {"corpus": None, "held_out": 1})
+    with pytest.raises(UsageError, match="set file: data.held_out is searched for in a corpus"):
         ContrastiveRun(config, mesh1, tmp_path)
 
 
@@ -311,6 +321,8 @@ def test_several_paths_are_a_mixture_by_size(tiny_models: Path, tmp_path: Path, 
     assert [each.name for each in again.data.mixture] == ["wiki_qa", "wiki_qa-2"]
     with pytest.raises(UsageError, match=r"data.split: belongs to each of several sets"):
         load_config("dpr_small", data=[DATA, file], **{"data.split": "tydi"})
+    with pytest.raises(UsageError, match="data.mixture: the sets are given as data as well"):
+        load_config("dpr_small", data=[DATA, file], **{"data.mixture": [{"name": "a", "train": file}]})
     with pytest.raises(UsageError, match="another kind of run than those that train on several sets"):
         load_config("art_small", data=[DATA, file])
 
