@@ -236,7 +236,7 @@ def test_the_command_trains_with_the_settings_of_the_python_beside_it(name: str)
     args = cli.parse(line.split()[1:])
     assert args.config == ast.literal_eval(call.args[0])
     typed = config.settings_of(config.load(experiment.find(args.config)), args.overrides)
-    assert (args.data, typed) == (written.get("data") or written["beir"], written[None])
+    assert (args.data, typed) == ([written.get("data") or written["beir"]], written[None])
 
 
 def text_without_blocks(path: Path) -> str:

@@ -265,7 +265,7 @@ def test_a_set_that_is_searched_needs_a_corpus(tiny_models: Path, tmp_path: Path
     with pytest.raises(UsageError, match=r"set file: retrieved negatives .* need a corpus"):
         ContrastiveRun(config, mesh1, tmp_path)
     config = mixture_config(tiny_models, tmp_path, {}, {"corpus": None, "held_out": 1})
-    with pytest.raises(UsageError, match="set file: data.held_out is searched for in a corpus"):
+    with pytest.raises(UsageError, match=r"set file: data.held_out is searched for in a corpus"):
         ContrastiveRun(config, mesh1, tmp_path)
 
 
@@ -321,7 +321,7 @@ def test_several_paths_are_a_mixture_by_size(tiny_models: Path, tmp_path: Path, 
     assert [each.name for each in again.data.mixture] == ["wiki_qa", "wiki_qa-2"]
     with pytest.raises(UsageError, match=r"data.split: belongs to each of several sets"):
         load_config("dpr_small", data=[DATA, file], **{"data.split": "tydi"})
-    with pytest.raises(UsageError, match="data.mixture: the sets are given as data as well"):
+    with pytest.raises(UsageError, match=r"data.mixture: the sets are given as data as well"):
         load_config("dpr_small", data=[DATA, file], **{"data.mixture": [{"name": "a", "train": file}]})
     with pytest.raises(UsageError, match="another kind of run than those that train on several sets"):
         load_config("art_small", data=[DATA, file])
