@@ -1,5 +1,6 @@
 """A guide of the negatives, and the terms among questions and among positives, against sentence-transformers' losses."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,17 @@ def ours(settings: dict[str, Any], devices: int) -> tuple[Any, ...]:
     return float(loss), float(metrics["negatives"]), *map(np.asarray, gradients)
 
 
+def assert_equal(loss: float, gradients: Sequence[np.ndarray], theirs: Any, tensors: Sequence[Any]) -> None:
+    """Our loss to 1e-5, and its gradients to 1e-4 of the largest, are those of a loss in PyTorch."""
+    theirs.backward()
+    np.testing.assert_allclose(loss, theirs.item(), rtol=1e-5)
+    for got, tensor in zip(gradients, tensors, strict=True):
+        # Their cosines differentiate the vectors' lengths too, which our encoder normalises before.
+        x, gradient = tensor.detach().numpy(), tensor.grad.numpy()
+        tangent = got - (got * x).sum(-1, keepdims=True) * x
+        np.testing.assert_allclose(tangent, gradient, atol=1e-4 * np.abs(gradient).max())
+
+
 @pytest.mark.parametrize(
     ("margin", "relative", "questions", "positives", "devices"),
     [
@@ -90,13 +102,7 @@ def test_the_loss_is_gist(
     facts |= {"similarity_fct": torch.nn.CosineSimilarity(dim=-1), "cross_entropy_loss": torch.nn.CrossEntropyLoss()}
     vars(gist).update({**facts, "model": "model", "guide": "guide", "sim_matrix": cos_sim})
     theirs = gist([{}, {}, {}], None)
-    theirs.backward()
-    np.testing.assert_allclose(loss, theirs.item(), rtol=1e-5)
-    for got, tensor in zip(gradients, (q, p), strict=True):
-        # Their cosines differentiate the vectors' lengths too, which our encoder normalises before.
-        x, gradient = tensor.detach().numpy(), tensor.grad.numpy()
-        tangent = got - (got * x).sum(-1, keepdims=True) * x
-        np.testing.assert_allclose(tangent, gradient, atol=1e-4 * np.abs(gradient).max())
+    assert_equal(loss, gradients, theirs, (q, p))
     assert 0 < negatives < B * C - 1, "some are masked"
     if unguided is not None:
         assert abs(unguided[0] - loss) > 1e-2
@@ -139,10 +145,5 @@ def test_hardness_is_that_of_sentence_transformers(hardness_of: str, mode: Any, 
         | {"partition_mode": "joint", "hardness_mode": mode, "hardness_strength": 7.0}
     )
     theirs = ranking.compute_loss_from_embeddings([q, p[:, 0], p[:, 1]], None)
-    theirs.backward()
-    np.testing.assert_allclose(loss, theirs.item(), rtol=1e-5)
-    for got, tensor in zip(gradients, (q, p), strict=True):
-        x, gradient = tensor.detach().numpy(), tensor.grad.numpy()
-        tangent = got - (got * x).sum(-1, keepdims=True) * x
-        np.testing.assert_allclose(tangent, gradient, atol=1e-4 * np.abs(gradient).max())
+    assert_equal(loss, gradients, theirs, (q, p))
     assert abs(loss - ours({**more, "hardness": 0.0}, devices)[0]) > 1e-2
