@@ -16,9 +16,8 @@ import numpy as np
 
 from jaxretr.data.arrays import map_rows, read_array, read_chunk, write_chunk, write_npy
 from jaxretr.data.corpus import Corpus, content_fingerprint
+from jaxretr.data.prompts import Prompt, RowPrompts
 from jaxretr.data.tokens import (
-    Prompt,
-    RowPrompts,
     Rows,
     Template,
     template_rows,

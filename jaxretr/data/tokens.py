@@ -1,16 +1,14 @@
 """Rows of token ids made from texts: loading a tokenizer, and the templates that every tower and scorer reads."""
 
-import bisect
 import hashlib
 import importlib.util
-import itertools
 import json
-import operator
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxretr.data.prompts import prompted
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -137,41 +135,6 @@ def _check_tokenizer_folder(path: Path) -> None:
         raise UserError(f"{path}: {found[0]} alone does not tell the kind of tokenizer; put config.json next to it")
     if found[0].endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
         raise UserError(f"{path / found[0]}: needs the package sentencepiece; run: pip install sentencepiece")
-
-
-class RowPrompts:
-    """Prompts of rows that differ: one for each block of consecutive rows.
-
-    Attributes:
-      blocks: prompts and numbers of rows, in the order of the rows.
-    """
-
-    def __init__(self, blocks: Sequence[tuple[str, int]]):
-        self.blocks = list(blocks)
-        self._ends = list(itertools.accumulate(rows for _, rows in self.blocks))
-
-    def of(self, row: int) -> str:
-        """Return the prompt of a row."""
-        return self.blocks[bisect.bisect_right(self._ends, row)][0]
-
-    def __getitem__(self, rows: slice) -> list[str]:
-        return [self.of(row) for row in range(*rows.indices(self._ends[-1]))]
-
-
-Prompt = str | RowPrompts
-"""A text put before every text of a store: one for all rows, or one for each block of them."""
-
-
-def times(prompt: Prompt, repeats: int) -> Prompt:
-    """Return the prompt of rows that come `repeats` times, one round after the other."""
-    return prompt if isinstance(prompt, str) else RowPrompts(prompt.blocks * repeats)
-
-
-def prompted(prompt: str | Sequence[str], texts: Sequence[str]) -> Sequence[str]:
-    """Put a prompt before each text: one for all, or one for each."""
-    if isinstance(prompt, str):
-        return [prompt + text for text in texts] if prompt else texts
-    return [*map(operator.add, prompt, texts)]
 
 
 def passage_pair(

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxretr.data.batches import MadeAhead
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.tokens import Prompt
+from jaxretr.data.prompts import Prompt
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import check_cpu_devices
 from jaxretr.runtime.parallel.programs import compile_ahead

@@ -13,7 +13,7 @@ from jaxretr.config import ContrastiveConfig, of_set
 from jaxretr.data.batches import MixtureBatches, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
-from jaxretr.data.tokens import Prompt, RowPrompts
+from jaxretr.data.prompts import Prompt, RowPrompts
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.embed import JointConfig, prompt_of
 from jaxretr.runtime.errors import UsageError

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import Typos
-from jaxretr.data.tokens import Prompt, question_rows, times
+from jaxretr.data.prompts import Prompt, times
+from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.streams import HostStream, host_generator

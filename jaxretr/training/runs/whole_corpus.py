@@ -16,11 +16,12 @@ from jaxretr.config import DevData, Dtype, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.prompts import Prompt
 from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
-from jaxretr.data.tokens import Prompt, Template
+from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.indexes.topk import NO_ROW
