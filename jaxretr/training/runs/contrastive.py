@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import ContrastiveConfig, Encoder, Joint, Typos, of_set
+from jaxretr.config import ContrastiveConfig, Encoder, Joint, of_set
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
@@ -80,8 +79,7 @@ class ContrastiveRun(CorpusRun):
         if self.mixture.mixes:
             row_sets = self.mixture.row_sets(mesh, self.whole.rows)
             self.passages = dataclasses.replace(self.passages, sets=row_sets)
-            make = partial(self._dev_set, typos=config.typos)
-            self.evaluate_with(self.mixture.dev_sets(make, row_sets, self.model))
+            self.evaluate_with(self.mixture.dev_sets(self._dev_set, row_sets, self.model))
             if twice := self.suites.names & {each.name for each in members}:
                 raise UsageError(f"train.suites: '{min(twice)}' is also a set of data.mixture; rename one of them")
         else:
@@ -131,8 +129,8 @@ class ContrastiveRun(CorpusRun):
             steps.append(next(step for known, step in made if known == program))
         return steps
 
-    def _dev_set(self, judged: Judged | None, corpus: Corpus, part: CorpusPart, typos: Typos) -> DevSet:
-        return DevSet(judged, corpus, self.model, self.mesh, self.stores, typos, part)
+    def _dev_set(self, judged: Judged | None, corpus: Corpus, part: CorpusPart) -> DevSet:
+        return DevSet(judged, corpus, self.model, self.mesh, self.stores, self.config.typos, part)
 
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
