@@ -44,6 +44,7 @@ from jaxretr.models.pair_scorer import CausalScorer as CausalScorer
 from jaxretr.models.pair_scorer import CrossEncoder as CrossEncoder
 from jaxretr.models.question_generator import QuestionGenerator as QuestionGenerator
 from jaxretr.models.question_scorer import QuestionScorer as QuestionScorer
+from jaxretr.models.sparse_encoder import SparseEncoder as SparseEncoder
 from jaxretr.runtime.errors import UserError as UserError
 from jaxretr.training.experiment import configs as configs
 from jaxretr.training.experiment import load_config as load_config

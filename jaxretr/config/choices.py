@@ -15,7 +15,7 @@ TypoProfile = Literal["dictionary", "single_word", "spacing"]
 # Layouts of jaxretr/data/typos/keyboards.py.
 Keyboard = Literal["qwerty", "qwertz", "azerty"]
 # Ways to pool token vectors, by sentence-transformers' names.
-Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
+Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens", "splade"]
 
 # Metrics of evaluations for which lower is better; for all others higher is.
 LOWER_IS_BETTER = ("loss", "average_rank")

@@ -15,6 +15,8 @@ from jaxretr.config.typos import Typos
 from jaxretr.runtime.errors import UsageError, at_least
 from jaxretr.runtime.own_parts import is_own
 
+_FLOPS = "flops_questions", "flops_passages", "flops_warmup"
+
 
 @dataclass(frozen=True)
 class Negatives:
@@ -94,6 +96,13 @@ class Contrastive:
     """Negatives that `hardness` is of: a question's own ones, those that the other questions bring, or all."""
     corpus_softmax: bool = False
     """Take the denominator over the whole corpus: the batch's passages fresh, all others from the live index."""
+    flops_questions: float = 0.0
+    """Weight of the FLOPS of a batch's questions, which makes the vectors of a sparse encoder (`encoder.pooling` splade)
+    sparse (Formal et al. 2021); published values are 1e-4 to 5e-4 beside sums over large batches of MS MARCO."""
+    flops_passages: float = 0.0
+    """The same of a batch's passages."""
+    flops_warmup: int = 0
+    """Steps in which both weights rise from 0, quadratically; usually a third of the run."""
     matryoshka: tuple[int, ...] = ()
     """Sizes D' of prefixes of the embedding: the losses of all of them and of the whole are summed."""
     chunk: int = 32
@@ -297,6 +306,11 @@ class ContrastiveConfig(Config):
         if contrastive.hardness < 0:
             raise UsageError(
                 f"contrastive.hardness={contrastive.hardness}: must be at least 0; set contrastive.hardness"
+            )
+        at_least(0, **{f"contrastive.{name}": getattr(contrastive, name) for name in _FLOPS})
+        if contrastive.flops_warmup and not (contrastive.flops_questions or contrastive.flops_passages):
+            raise UsageError(
+                "contrastive.flops_warmup is of flops_questions and flops_passages; set one of them as well"
             )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")

@@ -6,6 +6,8 @@ It holds
   ids.jsonl                        one JSON string a row
   embeddings-00000-of-00003.npy    a shard: float32, float16, bfloat16 (its bits as uint16) or int8, [rows, D]
   scales-00000-of-00003.npy        of an int8 shard, float32 [rows]: a row is its integers times its scale
+  entries-..., counts-....npy      of sparse vectors, of which the first file has only the numbers that are not 0, [P]:
+                                   their dimensions, uint16 or int32 [P], and how many each row has, int32 [rows]
   embeddings-00000-of-00003.json   the shard's record: sha256 of its files, and the address of the store it belongs to
   ids.json                         the same of the ids
 
@@ -32,7 +34,14 @@ import numpy as np
 
 from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.embeddings.index_folder import read_ids, write_ids
-from jaxretr.embeddings.vector_files import VectorDtype, bytes_a_row, dequantise, quantise
+from jaxretr.embeddings.vector_files import (
+    StoredDtype,
+    bytes_a_row,
+    dequantise,
+    entry_dtype,
+    is_sparse,
+    quantise,
+)
 from jaxretr.models.embed import Side
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
@@ -88,7 +97,7 @@ class StoreMeta:
     texts_fingerprint: str
     rows: int
     dim: int
-    dtype: VectorDtype
+    dtype: StoredDtype
     compute: str
     shard_rows: int
 
@@ -210,7 +219,7 @@ class EmbeddingStore:
             )
         store._cut = list(store._map(lambda shard: store._record(shard)["truncated"], range(meta.shards)))
         for shard in range(meta.shards) if store.local else ():
-            store._arrays(shard)
+            store._files(shard)
         return store
 
     @property
@@ -258,7 +267,7 @@ class EmbeddingStore:
           UserError: a number is not finite or too large for the store's dtype, or the folder cannot be written.
         """
         dtype = self.meta.dtype
-        stored = np.dtype("float32" if dtype == "int8" else dtype)
+        stored = np.dtype("float32" if dtype == "int8" or is_sparse(dtype) else dtype)
         with np.errstate(over="ignore"):  # Reported in the next lines, with its row.
             values = np.ascontiguousarray(embeddings, stored)
         finite = np.isfinite(values).all(axis=1)
@@ -266,7 +275,11 @@ class EmbeddingStore:
             row = self.meta.span(shard)[0] + int(np.argmin(finite))
             remedy = "use dtype=float32 in another folder" if dtype == "float16" else "check the model"
             raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is not a finite {stored}; {remedy}")
-        arrays = quantise(values) if dtype == "int8" else (values,)
+        arrays = quantise(values) if dtype.endswith("int8") else (values,)
+        if is_sparse(dtype):
+            present = arrays[0] != 0
+            entries = np.nonzero(present)[1].astype(entry_dtype(self.meta.dim))
+            arrays = (arrays[0][present], *arrays[1:], entries, present.sum(axis=1, dtype=np.int32))
         for path, array in zip(self._paths(shard), arrays, strict=True):
             write_whole(path, functools.partial(write_npy, values=array), "wb")
         self._write_record(self._record_path(shard), self._paths(shard), truncated=cut)
@@ -304,7 +317,7 @@ class EmbeddingStore:
 
     @property
     def _shards_a_block(self) -> int:
-        dtype = "float32" if self.meta.dtype == "int8" else self.meta.dtype
+        dtype = self.meta.dtype if self.meta.dtype in ("float16", "bfloat16") else "float32"
         return max(1, _BLOCK_BYTES // (self.meta.shard_rows * bytes_a_row(self.meta.dim, dtype)))
 
     def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
@@ -381,7 +394,8 @@ class EmbeddingStore:
             return False
 
     def _paths(self, shard: int) -> list[Path]:
-        names = ["embeddings", "scales"] if self.meta.dtype == "int8" else ["embeddings"]
+        names = ["embeddings", "scales"] if self.meta.dtype.endswith("int8") else ["embeddings"]
+        names += ["entries", "counts"] if is_sparse(self.meta.dtype) else []
         return [self.folder / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in names]
 
     def _record_path(self, shard: int) -> Path:
@@ -414,13 +428,41 @@ class EmbeddingStore:
         return record
 
     def _arrays(self, shard: int) -> list[np.ndarray]:
-        """The shard's memory maps: its numbers, and the scales of int8."""
+        """The shard's memory maps, its numbers and the scales of int8; sparse vectors as an array of all dimensions."""
+        if not is_sparse(self.meta.dtype):
+            return self._files(shard)
+        entries, weights, counts = self.sparse_rows(shard)
+        values = np.zeros((len(counts), self.meta.dim), np.float32)
+        values[np.repeat(np.arange(len(counts)), counts), entries] = weights
+        return [values]
+
+    def sparse_rows(self, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The dimensions of a shard's sparse vectors that are not 0, integers [P], row behind row, their values, float32
+        [P], and how many each row has, int32 [rows]."""
+        numbers, *scales, entries, counts = self._files(shard)
+        if len(entries) and entries.max() >= self.meta.dim:
+            raise UserError(f"{self._paths(shard)[-2]}: a dimension of {entries.max()} in {self.meta.dim}; {_AGAIN}")
+        weights = numbers.astype(np.float32)
+        return entries, weights * np.repeat(scales[0], counts) if scales else weights, counts
+
+    def _files(self, shard: int) -> list[np.ndarray]:
+        """The memory maps of a shard's files."""
         start, stop = self.meta.span(shard)
         dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
         paths = self._paths(shard)
         if self._cache is not None:
             digests = self._record(shard)["sha256"]
             paths = self._cache.get({path.name: digests[path.name] for path in paths}, _AGAIN)
+        if is_sparse(self.meta.dtype):
+            counts = read_array(paths[-1], "int32", (stop - start,), _AGAIN)
+            number = (int(counts.sum(dtype=np.int64)),)
+            dtypes = [
+                self.meta.dtype.removeprefix("sparse-"),
+                *dtypes[1 : len(paths) - 2],
+                entry_dtype(self.meta.dim).name,
+            ]
+            shapes = [number, *shapes[1 : len(paths) - 2], number]
+            return [*(read_array(*facts, _AGAIN) for facts in zip(paths, dtypes, shapes, strict=False)), counts]
         facts = zip(paths, dtypes, shapes, strict=False)
         return [read_array(path, dtype, shape, _AGAIN) for path, dtype, shape in facts]
 
@@ -429,7 +471,7 @@ class EmbeddingStore:
         try:
             record = self._record(shard)
             if self.local:
-                self._arrays(shard)
+                self._files(shard)
         except UserError:
             return None
         return None if sealed_folder.changes(self.folder, record["sha256"]) else record["truncated"]

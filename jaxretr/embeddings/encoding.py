@@ -18,7 +18,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore, StoreMeta, default_shard_rows, one_ahead
 from jaxretr.embeddings.fingerprints import model_fingerprint, texts_fingerprint
-from jaxretr.embeddings.vector_files import VectorDtype
+from jaxretr.embeddings.vector_files import StoredDtype, VectorDtype
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
@@ -69,7 +69,7 @@ def encode(
         corpus that was read. Files are read along the way: the texts of a few shards are in memory at a time.
       queries: the questions, in place of a corpus, for the model's question side: a file or questions.
       out: a new or empty folder, or that of an interrupted call; also gs:// or s3://.
-      dtype: type of the stored numbers; int8 has one scale per row.
+      dtype: type of the stored numbers; int8 has one scale per row. Sparse vectors are stored as float32 or int8.
       shard_rows: rows per shard, which an interruption loses; by default those of a store that was begun, otherwise a
         thousandth of the corpus, but at least 256 on CPUs and 16384 per accelerator, and at most 50000 or 128 MiB.
       batch_size: texts per batch; by default chosen for the device.
@@ -98,7 +98,7 @@ def encode(
         texts_fingerprint=texts_fingerprint(content),
         rows=rows,
         dim=dim,
-        dtype=dtype,
+        dtype=_stored_dtype(encoder, dtype),
         compute=",".join(sorted({part.dtype for part in parts_of(encoder)})),
         shard_rows=shard_rows,
     )
@@ -112,6 +112,19 @@ def encode(
         _write(store, missing, encoder, content, batch_size)
     wait_for_all("the end of encoding")
     return EmbeddingStore.open(out)
+
+
+def _stored_dtype(encoder: Encoder, dtype: VectorDtype) -> StoredDtype:
+    if not is_sparse_encoder(encoder):
+        return dtype
+    if dtype not in ("float32", "int8"):
+        raise UserError(f"dtype={dtype}: sparse vectors are stored as float32 or int8; give one of them")
+    return "sparse-int8" if dtype == "int8" else "sparse-float32"
+
+
+def is_sparse_encoder(encoder: TextEncoder) -> bool:
+    """Whether an encoder's vectors have weights for the vocabulary's entries, most of them 0."""
+    return isinstance(encoder, DualEncoder) and encoder.config.sparse
 
 
 def _write(

@@ -1,7 +1,7 @@
-"""The dtypes of vectors on disk: float32, float16, bfloat16 and int8.
+"""The dtypes of vectors on disk: float32, float16, bfloat16 and int8, and of sparse vectors float32 and int8.
 
 int8 numbers have one float32 scale a row in a second file; a row is its integers times that scale, its largest
-coordinate being 127 of them.
+coordinate being 127 of them. Of sparse vectors only the numbers that are not 0 are stored, with their dimensions.
 """
 
 from typing import Literal
@@ -11,12 +11,30 @@ import numpy as np
 
 VectorDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
+StoredDtype = Literal["float32", "float16", "bfloat16", "int8", "sparse-float32", "sparse-int8"]
+"""What a store holds: a `VectorDtype`, of sparse vectors with its name behind "sparse-"."""
+
+# Entries of a sparse vector, for an estimate of its bytes: a passage's of SPLADE v3 are some 200.
+_ENTRIES = 200
+
 _LARGEST = 127
 
 
 def bytes_a_row(dim: int, dtype: str) -> int:
-    """The bytes of a row of D dimensions on disk, its scale included."""
+    """The bytes of a row of D dimensions on disk, its scale included; of a sparse one an estimate."""
+    if is_sparse(dtype):
+        return _ENTRIES * (entry_dtype(dim).itemsize + np.dtype(dtype.removeprefix("sparse-")).itemsize) + 4
     return dim * np.dtype(dtype).itemsize + (4 if dtype == "int8" else 0)
+
+
+def is_sparse(dtype: str) -> bool:
+    """Whether a store of this dtype holds sparse vectors."""
+    return dtype.startswith("sparse-")
+
+
+def entry_dtype(dim: int) -> np.dtype:
+    """The dtype of the stored dimensions of sparse vectors of D dimensions."""
+    return np.dtype(np.uint16 if dim <= 1 << 16 else np.int32)
 
 
 def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

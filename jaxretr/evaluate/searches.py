@@ -52,9 +52,13 @@ class EncoderSearch:
 
 def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> EncoderSearch:
     """Encode the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.embeddings.encoding import encode_texts
+    from jaxretr.embeddings.encoding import encode_texts, is_sparse_encoder
     from jaxretr.indexes.exact import ExactIndex
 
+    if is_sparse_encoder(encoder):
+        from jaxretr.indexes.exact import sparse
+
+        return EncoderSearch(encoder, sparse.of_corpus(encoder, corpus, batch_size), batch_size)
     index = ExactIndex(encode_texts(encoder, corpus, batch_size), corpus.ids)
     return EncoderSearch(encoder, index.search, batch_size)
 

@@ -10,7 +10,7 @@ from jaxretr.config import KINDS
 from jaxretr.embeddings.golden import passage_as_text, question_as_text
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.encoder_params import names_of
+from jaxretr.models.hub.encoder_params import MASKED_LM, names_of
 from jaxretr.models.hub.export_note import LIBRARIES, ExportNote
 from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.runtime.errors import UserError
@@ -91,15 +91,16 @@ def write(
     if note and isinstance(encoder, DualEncoder):
         config, dpr = encoder.config, note.layout == "dpr"
         applied = (config.query_prompt, config.passage_prompt)
+        loaded_by = MASKED_LM if config.sparse else names_of(config.backbone).loaded_by
         values |= {
             "sep": encoder.tokenizer.sep_token,
             "padding_side": encoder.tokenizer.padding_side,
             "prompts": {name: prompt for name, prompt in prompts.items() if prompt not in applied},
             "question": question_as_text(encoder, _EXAMPLE["question"]),
             "passage": passage_as_text(encoder, _EXAMPLE["title"], _EXAMPLE["text"]),
-            "question_class": "DPRQuestionEncoder" if dpr else names_of(config.backbone).loaded_by,
-            "passage_class": "DPRContextEncoder" if dpr else names_of(config.backbone).loaded_by,
-            "without_pooler": not dpr and names_of(config.backbone).pooler,
+            "question_class": "DPRQuestionEncoder" if dpr else loaded_by,
+            "passage_class": "DPRContextEncoder" if dpr else loaded_by,
+            "without_pooler": not dpr and not config.sparse and names_of(config.backbone).pooler,
         }
     if run:
         values["objective"] = _OBJECTIVES.get(run.config["kind"], run.config["kind"])

@@ -11,6 +11,7 @@ from jaxretr.data.readers import read_questions
 from jaxretr.embeddings.embedding_store import EmbeddingStore, is_store
 from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded, name_of
 from jaxretr.embeddings.opening import open_store
+from jaxretr.embeddings.vector_files import is_sparse
 from jaxretr.exports import folder as model_folder
 from jaxretr.exports.verify_model import Library
 from jaxretr.exports.verify_model import verify as verify_model
@@ -214,6 +215,10 @@ def _index(given: Mapping[str, Any]) -> Exported:
     questions = None if queries is None else read_questions(queries)
     encoder = loaded(given["model"])
     check_store(store, encoder)
+    if is_sparse(store.meta.dtype):
+        raise UserError(
+            f"{given['index']}: holds sparse vectors, which --to {to} has no place for; search and serve the store itself"
+        )
     asked = None if questions is None else encode_texts(encoder, questions, None)
     with Progress(store.meta.rows, "passage", "exported") as progress:
         measured: dict[str, Any] = {

@@ -9,7 +9,7 @@ import jax
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, Side, tower
+from jaxretr.models.embed import WORDS_HEAD, DualEncoderConfig, Side, tower
 from jaxretr.models.hub.dual_encoder_folder import use_note
 from jaxretr.models.hub.encoder_params import export_encoder, names_of
 from jaxretr.models.hub.export_note import ExportNote
@@ -74,10 +74,12 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
 
 
 def tower_checkpoint(backbone: Backbone, params: Params, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The content of config.json and the tensors of one tower; with a DPR prefix the projection is among them."""
+    """The content of config.json and the tensors of one tower, with a sparse encoder's head; with a DPR prefix the projection
+    is among them."""
     host = jax.tree.map(to_host, params)
     projection = host.get("projection") if prefix else None
-    return export_encoder(backbone, host[BACKBONE], prefix=prefix, projection=projection)
+    head = host.get(WORDS_HEAD)
+    return export_encoder(backbone, host[BACKBONE], mlm_head=head, prefix=prefix, projection=projection)
 
 
 def tokenizer_for(encoder: DualEncoder, length: int) -> Any:

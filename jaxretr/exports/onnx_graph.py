@@ -13,7 +13,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.embed import DualEncoderConfig, dense_params
-from jaxretr.runtime.errors import import_extra
+from jaxretr.runtime.errors import UserError, import_extra
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
 OPSET = 17
@@ -38,8 +38,10 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
       padding on the right) -> embedding float32 [batch, D].
 
     Raises:
-      UserError: onnx is not installed.
+      UserError: onnx is not installed; or the encoder is a sparse one.
     """
+    if config.sparse:
+        raise UserError("a sparse encoder is not written as ONNX; export --to sentence-transformers, or --to stablehlo")
     onnx = import_extra("onnx", "export")
     import_extra("onnx.numpy_helper", "export")
     graph, backbone, weights = Graph(onnx), config.backbone, params[BACKBONE]
@@ -63,6 +65,7 @@ def _embedding(graph: Graph, config: DualEncoderConfig, params: Params, x: str, 
         shown = graph.add("Add", x, graph.add("Unsqueeze", hidden, graph.integers(2)))
         pooled = graph.add("ReduceMax", shown, axes=[1], keepdims=0)
     else:
+        assert config.pooling != "splade"
         weights, divisor = _pooling_weights(graph, config.pooling, mask)
         weighted = graph.add("Mul", x, graph.add("Unsqueeze", weights, graph.integers(2)))
         pooled = graph.add("Div", graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0), divisor)

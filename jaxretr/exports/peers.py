@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxretr.embeddings.golden import Golden, Vectors
-from jaxretr.models.hub.encoder_params import names_of, shape_of
+from jaxretr.models.hub.encoder_params import MASKED_LM, names_of, shape_of
 from jaxretr.models.hub.export_note import FORMAT, LIBRARIES, NOTE, ExportNote, read_note
 from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.poolings import POOLINGS
-from jaxretr.models.hub.sentence_transformers import MODULES
+from jaxretr.models.hub.sentence_transformers import MODULES, SETTINGS
 from jaxretr.runtime.errors import UsageError, import_extra
 
 
@@ -47,13 +47,15 @@ def _by_modules(folder: Path, note: ExportNote, questions: Sequence[str], passag
     _hush()
     # Exports of earlier versions had no Router above the towers.
     places = (folder, folder) if (folder / MODULES).exists() else note.folders(folder)
+    kind = read_json(places[0], SETTINGS).get("model_type", "SentenceTransformer")
 
     def embed(place: Path, method: str, texts: Sequence[str], length: int | None) -> np.ndarray:
-        model = library.SentenceTransformer(str(place), device="cpu", local_files_only=True)
+        model = getattr(library, kind)(str(place), device="cpu", local_files_only=True)
         model.prompts = {}  # The texts contain them already.
         if length is not None and length < model.max_seq_length:  # The folder cannot state this length.
             model.max_seq_length = length
-        return getattr(model, method)(list(texts), convert_to_numpy=True, show_progress_bar=False)
+        how = {"convert_to_sparse_tensor": False} if kind == "SparseEncoder" else {"convert_to_numpy": True}
+        return np.asarray(getattr(model, method)(list(texts), **how, show_progress_bar=False))
 
     return Vectors(
         embed(places[0], "encode_query", questions, note.max_question_length),
@@ -81,8 +83,10 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
         model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)
     else:
         record = names_of(shape_of(read_json(folder, "config.json"), str(folder)))
-        no_pooler = {"add_pooling_layer": False} if record.pooler else {}
-        model = getattr(transformers, record.loaded_by).from_pretrained(folder, local_files_only=True, **no_pooler)
+        sparse = note.pooling == "splade"
+        no_pooler = {"add_pooling_layer": False} if record.pooler and not sparse else {}
+        loaded_by = MASKED_LM if sparse else record.loaded_by
+        model = getattr(transformers, loaded_by).from_pretrained(folder, local_files_only=True, **no_pooler)
     model.eval()
     with torch.inference_mode():
         outputs = model(**inputs)

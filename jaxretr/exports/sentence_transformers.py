@@ -33,7 +33,9 @@ from jaxretr.models.hub.tensor_files import write_safetensors
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import write_json
 
-# The release whose schema this is: a newer one would make older releases warn. Router is of release 5.
+_SPARSE_MODULES = "MLMTransformer", "SpladePooling"
+
+# The release whose schema this is: a newer one would make older releases warn. Router and sparse encoders are of release 5.
 _SCHEMA, _ROUTER_SCHEMA = {"sentence_transformers": "3.0.0"}, {"sentence_transformers": "5.0.0"}
 
 _log = logging.getLogger(__name__)
@@ -106,15 +108,12 @@ def _write_tower(
     """Write a tower as a model of its own; return its modules.json."""
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
     write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
-    modules = ["Transformer", "Pooling"]
-    _write_json(
-        folder / "1_Pooling/config.json",
-        {
-            "word_embedding_dimension": config.backbone.hidden_size,
-            **{names.key: mode == config.pooling for mode, names in POOLINGS.items()},
-            "include_prompt": True,
-        },
-    )
+    modules: list[str] = list(_SPARSE_MODULES) if config.sparse else ["Transformer", "Pooling"]
+    pooling: dict[str, Any] = {"pooling_strategy": "max", "activation_function": "relu"}
+    if not config.sparse:
+        chosen = {names.key: mode == config.pooling for mode, names in POOLINGS.items() if names.key}
+        pooling = {"word_embedding_dimension": config.backbone.hidden_size, **chosen, "include_prompt": True}
+    _write_json(folder / f"1_{modules[1]}/config.json", pooling)
     dense: list[tuple[Params, Activation]] = [
         (params["inner_dense"][str(number)], each.activation) for number, each in enumerate(config.inner_dense)
     ]
@@ -136,7 +135,7 @@ def _write_modules(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             "idx": number,
             "name": str(number),
             "path": f"{number}_{name}" if number else "",
-            "type": f"sentence_transformers.models.{name}",
+            "type": f"{'sentence_transformers.sparse_encoder' if name in _SPARSE_MODULES else 'sentence_transformers'}.models.{name}",
         }
         for number, name in enumerate(names)
     ]
@@ -146,8 +145,8 @@ def _write_modules(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _settings(config: DualEncoderConfig, prompts: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "__version__": _SCHEMA,
-        "model_type": "SentenceTransformer",
+        "__version__": _ROUTER_SCHEMA if config.sparse else _SCHEMA,
+        "model_type": "SparseEncoder" if config.sparse else "SentenceTransformer",
         "prompts": {**prompts, QUERY: config.query_prompt, PASSAGE: config.passage_prompt},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine" if config.normalise else "dot",

@@ -1,4 +1,4 @@
-"""The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
+"""The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense or sparse model."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -170,7 +170,7 @@ def _best(hits: Mapping[str, float], depth: int) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelTeacher:
-    """A teacher that ranks by a dense model's exact search; equal scores by row."""
+    """A teacher that ranks by a model's exact search, a dense or a sparse one's; equal scores by row."""
 
     name: str
     model: str
@@ -198,9 +198,14 @@ class ModelTeacher:
 
     def _search(self, task: Task, folder: Path, passages: "EmbeddingStore") -> None:
         from jaxretr.embeddings.encoding import encode_rows
+        from jaxretr.embeddings.vector_files import is_sparse
         from jaxretr.indexes.exact import ExactIndex, search_blocks
 
-        if passages.meta.bytes <= _device_bytes():
+        if is_sparse(passages.meta.dtype):
+            from jaxretr.indexes.exact.sparse import of_store
+
+            search = of_store(passages, range(passages.meta.shards)).search_rows
+        elif passages.meta.bytes <= _device_bytes():
             search = ExactIndex(np.concatenate(list(passages.blocks()))).search_rows
         else:
 

@@ -101,6 +101,11 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
             raise UserError(
                 f"a part is a {type(inner).__name__}, which is not a DualEncoder; give its parts one by one"
             )
+        if any(part.config.sparse for part in parts):
+            raise UserError(
+                "a part is a sparse encoder, whose vectors are searched by an inverted index; search with each part, and "
+                "fuse the runs (jaxretr fuse)"
+            )
         if len(weights) != len(parts):
             raise UserError(f"{len(weights)} weights for {len(parts)} parts; give one for each, the first being 1")
         if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):

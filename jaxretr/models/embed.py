@@ -14,11 +14,15 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, k
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in, residual_in
+from jaxretr.models.backbones.masked_lm import fresh_head, masked_lm_shape, word_weights
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
 Side = Literal["question", "passage"]
+
+WORDS_HEAD = "words_head"
+"""Branch of a tower's parameters that holds a sparse encoder's head of masked language modelling."""
 DenseActivation = Literal["identity", "tanh"]
 
 
@@ -85,10 +89,22 @@ class DualEncoderConfig:
     @property
     def full_size(self) -> int:
         """Size of an embedding before `truncate_dim`."""
-        return self.projection_size or self.backbone.hidden_size
+        return self.backbone.vocab_size if self.sparse else self.projection_size or self.backbone.hidden_size
+
+    @property
+    def sparse(self) -> bool:
+        """Whether embeddings are weights of the vocabulary's entries, most of them 0 (SPLADE)."""
+        return self.pooling == "splade"
 
     def __post_init__(self) -> None:
         """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
+        if self.sparse:
+            masked_lm_shape(self.backbone)
+            if self.projection_size or self.inner_dense or self.truncate_dim or self.normalise:
+                raise UserError(
+                    "pooling 'splade' gives a weight to each entry of the vocabulary: leave projections, truncate_dim and "
+                    "normalise out"
+                )
         if self.pooling == "cls" and self.backbone.causal:
             raise UserError(
                 "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
@@ -209,7 +225,7 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
     Returns:
       {"shared": tower} or {"question": tower, "passage": tower}, float32. A tower is {"bert": the encoder's parameters}
       and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; with inner layers
-      {"inner_dense": {"0": ...}} in the same form; with adapters {"adapter": as by `init_adapter`}. Two towers start
+      {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as in `MlmHead`}; with adapters {"adapter": as by `init_adapter`}. Two towers start
       equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
     """
 
@@ -224,6 +240,8 @@ def _init_tower(config: DualEncoderConfig, seed: int) -> Params:
         kernel = config.backbone.initializer_range * jax.random.normal(key, (inputs, shape.size), jnp.float32)
         dense[name] = {"kernel": kernel, "bias": jnp.zeros(shape.size, jnp.float32)}
     params |= unflatten_dict(dense, sep="/")
+    if config.sparse:
+        params[WORDS_HEAD] = fresh_head(masked_lm_shape(config.backbone), seed)
     if config.adapter is not None:
         params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
     return params
@@ -313,6 +331,9 @@ def embed(
     settings = {"adapter": shape, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
     with matmuls_in(dtype), residual_in(residual):
         states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
+        if config.sparse:
+            head, table = tower_params[WORDS_HEAD], backbone_params["word_embedding"]["table"]
+            return word_weights(masked_lm_shape(config.backbone), head, table, states, lengths, dtype=dtype)
         pooled = pool(states, lengths, config.pooling)
     for layer, shape in dense_params(config, tower_params):
         pooled = linear(layer, pooled)
@@ -342,6 +363,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling, *, ends: jax.A
     Returns:
       float32 [B, D], of packed rows [B * M, D].
     """
+    assert pooling != "splade", "it pools scores, not states: see word_weights"
     packed, width = are_packed(lengths), states.shape[1]
     if pooling == "cls" and not packed:
         return states[:, 0]

@@ -77,7 +77,7 @@ class Bm25Index:
             raise UserError("the corpus has no word: every title and text is empty or punctuation")
         slabs: list[Slab] = [(np.frombuffer(words, np.uint32), np.frombuffer(lengths, np.int32))]
         statistics = Statistics.count(slabs, len(vocabulary))
-        return cls(Postings(lambda: slabs, statistics, settings), vocabulary, statistics.order())
+        return cls(Postings.of_words(lambda: slabs, statistics, settings), vocabulary, statistics.order())
 
     def __repr__(self) -> str:
         return f"Bm25Index({self.num_passages} passages, {len(self._vocabulary)} words)"

@@ -1,9 +1,10 @@
-"""The loops of BM25 over words, postings and passages, compiled by Numba.
+"""The loops of BM25 and of learned sparse vectors over words, postings and passages, compiled by Numba.
 
 Everything compiled is in this file: Numba decides by a file's time stamp alone what to compile again.
 
 A passage's score is the float32 sum of what the question's words add to it, from the rarest word to the most common
-one, repeated words repeated. `search` leaves out passages that cannot be among the best, and never changes that sum.
+one, repeated words repeated; a word adds its score in the passage times its weight in the question, which BM25 has none
+of and learned sparse vectors have. `search` leaves out passages that cannot be among the best, and never changes that sum.
 """
 
 from typing import NamedTuple
@@ -49,7 +50,8 @@ class Scratch(NamedTuple):
     """Working arrays of a search of N passages; every thread has its own.
 
     Attributes:
-      sums: the score so far of every passage, float32 [N]; zeros before and after each question.
+      sums: the score so far of every passage, float32 [N]; before and after each question zeros, and -inf for passages
+        that may not be found.
       rows: the passages that hold one of the words so far, int32 [N + 1].
       candidates: the passages that may be among the k best, int32 [N + 1].
       matches: scratch of `_add`, int32 [2, N + 1].
@@ -180,12 +182,12 @@ def _rare_posting(rows, row):
 
 
 @compiled()
-def _add(lists, word, times, candidates, totals, scratch):
-    """Add a word's scores, `times` times, to the totals of candidates.
+def _add(lists, word, times, weight, candidates, totals, scratch):
+    """Add a word's scores times its weight, `times` times, to the totals of candidates.
 
     Args:
       lists: the postings.
-      word, times: the word, and how often the question has it.
+      word, times, weight: the word, how often the question has it, and its weight each time.
       candidates: rows, int32.
       totals: their scores so far, float32.
       scratch: scratch, int32 [2, at least as many].
@@ -213,7 +215,7 @@ def _add(lists, word, times, candidates, totals, scratch):
     scores = lists.scores[start:end]
     for _ in range(times):
         for i in range(count):
-            totals[which[i]] += scores[where[i]]
+            totals[which[i]] += weight * scores[where[i]]
 
 
 @compiled()
@@ -267,12 +269,12 @@ def _kth_best(totals, k, least, room):
 
 
 @compiled()
-def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, scratch):
+def _completed_kth_best(lists, distinct, times, weights, rows, totals, k, least, room, scratch):
     """Return a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
 
     Args:
       lists: the postings.
-      distinct, times: the words that are not in the totals yet.
+      distinct, times, weights: the words that are not in the totals yet.
       rows, totals: passages and their scores so far, any number.
       k: at least 1.
       least: a bound that is known already.
@@ -291,7 +293,7 @@ def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, sc
             scores[count] = totals[i]
             count += 1
     for i in range(len(distinct)):
-        _add(lists, distinct[i], times[i], leaders, scores, scratch)
+        _add(lists, distinct[i], times[i], weights[i], leaders, scores, scratch)
     return _kth_best(scores, k, least, room)
 
 
@@ -302,17 +304,18 @@ def _key(score, row):
 
 
 @compiled()
-def _add_to_all(rows, scores, times, sums, seen_rows, seen):
-    """Add a word's postings, `times` times, to the sums; return the number of rows seen so far, with this word's."""
+def _add_to_all(rows, scores, times, weight, sums, seen_rows, seen):
+    """Add a word's postings times its weight, `times` times, to the sums; return the number of rows seen so far, with
+    this word's. A sum of -inf stays one, and its row is never seen."""
     for at in range(len(rows)):
-        row, score = rows[at], scores[at]
+        row, score = rows[at], weight * scores[at]
         before = sums[row]
         seen_rows[seen] = row
         seen += before == 0
         sums[row] = before + score
     for _ in range(1, times):
         for at in range(len(rows)):
-            sums[rows[at]] += scores[at]
+            sums[rows[at]] += weight * scores[at]
     return seen
 
 
@@ -343,12 +346,13 @@ def _keep(candidates, totals, least, rest, rest_of_block):
 
 
 @compiled()
-def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
+def _bound_rest(lists, distinct, times, weights, number, rest, rest_of_block):
     """Bound what the words from each on can add to a passage.
 
     Args:
       lists: the postings.
-      distinct, times: the different words, int32, ascending, and how often each occurs in the question.
+      distinct, times, weights: the different words, int32, ascending, how often each occurs in the question, and its
+        weight, float32.
       number: the number of different words.
       rest: the bounds for any passage, float32 [number + 1]; changed.
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
@@ -364,12 +368,12 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
         common -= 1
         best_of_block = lists.best_of_block[distinct[common] - lists.first_common]
         before, bounds = rest_of_block[number - common - 1], rest_of_block[number - common]
-        factor = np.float32(times[common])
+        factor = np.float32(times[common]) * weights[common]
         for block in range(len(bounds)):
             bounds[block] = before[block] + factor * best_of_block[block]
         rest[common] = _largest(bounds.view(np.int32))
     for i in range(common - 1, -1, -1):
-        rest[i] = rest[i + 1] + np.float32(times[i]) * lists.best[distinct[i]]
+        rest[i] = rest[i + 1] + np.float32(times[i]) * (weights[i] * lists.best[distinct[i]])
     return common
 
 
@@ -384,7 +388,7 @@ def _largest(bits):
 
 
 @compiled()
-def search(lists, scratch, base, words, ends, first, last, least, k, keys):
+def search(lists, scratch, base, words, weights, ends, first, last, least, k, keys):
     """Find the k best passages of the questions from `first` to `last`, of those that hold one of their words.
 
     Args:
@@ -392,6 +396,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
       scratch: room.
       base: the number that is added to every passage's score in the end, float32 [B].
       words: the words of all questions, int32, ascending within a question.
+      weights: the factor of each word's scores, float32, above 0; equal for a word that a question repeats.
       ends: the place where each question's words begin, int64 [B + 1].
       first, last: the range of questions to search.
       least: a score for every question below which no passage is wanted, float32 [B].
@@ -402,57 +407,72 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
     most = 1
     for question in range(first, last):
         most = max(most, ends[question + 1] - ends[question])
-    distinct, times = np.empty(most, np.int32), np.empty(most, np.int32)
+    distinct, times, each = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float32)
     rest = np.empty(most + 1, np.float32)
     for question in range(first, last):
         length = ends[question + 1] - ends[question]
-        number = _count_words(words[ends[question] : ends[question + 1]], distinct, times)
+        own = slice(ends[question], ends[question + 1])
+        number = _count_words(words[own], weights[own], distinct, times, each)
         if base[question] != 0:
             # The base may swallow small sums, so that ties must be looked for everywhere.
-            count = _score_all(lists, scratch, distinct[:number], times[:number], base[question])
+            count = _score_all(lists, scratch, distinct[:number], times[:number], each[:number], base[question])
         else:
-            common = _bound_rest(lists, distinct, times, number, rest, scratch.rest_of_block)
+            common = _bound_rest(lists, distinct, times, each, number, rest, scratch.rest_of_block)
             # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
             slack = 1 + (length + 2) * 2.4e-7
             count = _score_best(
-                lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room
+                lists,
+                scratch,
+                distinct[:number],
+                times[:number],
+                each[:number],
+                rest,
+                common,
+                least[question],
+                slack,
+                k,
+                room,
             )
         _write_best(scratch.candidates[:count], scratch.totals[:count], keys[question])
 
 
 @compiled()
-def _count_words(words, distinct, times):
-    """Write the different words of a question and how often each occurs; return the number of different words."""
+def _count_words(words, weights, distinct, times, each):
+    """Write the different words of a question, how often each occurs and its weight; return their number."""
     number = 0
-    for word in words:
+    for i in range(len(words)):
+        word = words[i]
         if number and distinct[number - 1] == word:
             times[number - 1] += 1
         else:
             distinct[number] = word
             times[number] = 1
+            each[number] = weights[i]
             number += 1
     return number
 
 
 @compiled()
-def _score_all(lists, scratch, distinct, times, base):
+def _score_all(lists, scratch, distinct, times, weights, base):
     """Make every passage that holds one of the words a candidate, and score it; return the number of candidates."""
     sums, candidates, totals = scratch.sums, scratch.candidates, scratch.totals
     seen = 0
     for i in range(len(distinct)):
         start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
-        seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, scratch.rows, seen)
+        postings = lists.rows[start:end], lists.scores[start:end]
+        seen = _add_to_all(postings[0], postings[1], times[i], weights[i], sums, scratch.rows, seen)
     count = 0
     for row in range(len(sums)):
         candidates[count] = row
         totals[count] = sums[row] + base
-        count += sums[row] > 0
-        sums[row] = 0
+        if sums[row] > 0:
+            count += 1
+            sums[row] = 0
     return count
 
 
 @compiled()
-def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, room):
+def _score_best(lists, scratch, distinct, times, weights, rest, common, least, slack, k, room):
     """Score the passages that can be among the k best of a question, as candidates of `scratch`.
 
     The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
@@ -461,7 +481,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
     Args:
       lists: the postings.
       scratch: room.
-      distinct, times: the different words, int32, ascending, and how often each occurs.
+      distinct, times, weights: the different words, int32, ascending, how often each occurs, and its weight.
       rest, common: see `_bound_rest`.
       least: a score below which no passage is wanted.
       slack: the factor by which float32 sums may be off.
@@ -477,7 +497,8 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
     # First part: add whole posting lists to `sums` while a passage without the first i words could still be a hit.
     while i < number and threshold / slack <= rest[i]:
         start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
-        seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, rows, seen)
+        postings = lists.rows[start:end], lists.scores[start:end]
+        seen = _add_to_all(postings[0], postings[1], times[i], weights[i], sums, rows, seen)
         i += 1
         if i == number or threshold / slack > rest[i]:
             continue
@@ -490,22 +511,25 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
             size = min(seen, looked_at)
             for j in range(size):
                 totals[j] = sums[rows[j]]
+            left = distinct[i:], times[i:], weights[i:]
             threshold = _completed_kth_best(
-                lists, distinct[i:], times[i:], rows[:size], totals[:size], k, threshold, room, scratch.matches
+                lists, left[0], left[1], left[2], rows[:size], totals[:size], k, threshold, room, scratch.matches
             )
 
     # `candidates` and `totals` [held]: the passages that the remaining words can lift to the threshold.
     count = _collect(scratch, seen, threshold / slack - rest[i])
     if i < number:
+        left = distinct[i:], times[i:], weights[i:]
+        held = candidates[:count], totals[:count]
         threshold = _completed_kth_best(
-            lists, distinct[i:], times[i:], candidates[:count], totals[:count], k, threshold, room, scratch.matches
+            lists, left[0], left[1], left[2], held[0], held[1], k, threshold, room, scratch.matches
         )
     # Second part: look each remaining word up in the candidates, of which each step leaves fewer.
     while i < number:
         rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
         of_block = scratch.rest_of_block[number - max(i, common)]
         count = _keep(candidates[:count], totals[:count], threshold / slack, rare_rest, of_block)
-        _add(lists, distinct[i], times[i], candidates[:count], totals[:count], scratch.matches)
+        _add(lists, distinct[i], times[i], weights[i], candidates[:count], totals[:count], scratch.matches)
         threshold = _kth_best(totals[:count], k, threshold, room)
         i += 1
     return count
@@ -527,7 +551,7 @@ def _write_best(rows, totals, keys):
 
 @compiled()
 def score(lists, base, words, rows, scores):
-    """Write the BM25 scores of some passages for one question.
+    """Write the BM25 scores of some passages for one question, whose words all have the weight 1.
 
     Args:
       lists: the postings.

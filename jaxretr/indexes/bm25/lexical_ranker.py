@@ -291,7 +291,7 @@ class _Ranking:
                 missing = [block for block in done if done[block] <= number]
                 if not missing:
                     continue
-                postings = Postings(lambda shard=shard: _slabs_of_shard(shard), statistics, self.settings)
+                postings = Postings.of_words(lambda shard=shard: _slabs_of_shard(shard), statistics, self.settings)
                 places = np.load(shard / "places.npy").astype(np.int64)
                 for block in missing:
                     self._search_block(block, number, postings, places, threads)

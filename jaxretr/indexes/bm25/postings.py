@@ -1,4 +1,4 @@
-"""The postings of BM25: which passages hold each word, and what it adds to their scores."""
+"""Postings, of BM25 or of learned sparse vectors: which passages hold each word, and what it adds to their scores."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -64,8 +64,17 @@ class Statistics:
 class Postings:
     """An inverted index of N passages, the whole corpus or a shard of it."""
 
-    def __init__(self, slabs: Callable[[], Iterable[Slab]], statistics: Statistics, settings: Bm25Settings):
-        """Build the inverted index of some passages.
+    def __init__(self, lists: Any, num_passages: int, absent: NDArray[np.float32] | None = None):
+        """Use `of_words` or `of_weights`; `absent` is what each word adds to the passages without it, float32 [V]."""
+        from jaxretr.indexes.bm25 import kernel
+
+        self._kernel, self._lists, self.num_passages, self._absent = kernel, lists, num_passages, absent
+
+    @classmethod
+    def of_words(
+        cls, slabs: Callable[[], Iterable[Slab]], statistics: Statistics, settings: Bm25Settings
+    ) -> "Postings":
+        """Build BM25's inverted index of some passages.
 
         Args:
           slabs: gives the passages; called twice.
@@ -74,7 +83,6 @@ class Postings:
         """
         from jaxretr.indexes.bm25 import kernel
 
-        self._kernel = kernel
         order = statistics.order()
         ids = np.argsort(order)  # the id of each word by its number
         # First pass: `counts`, the passages that hold each word, int64 [V], and every passage's length.
@@ -99,7 +107,6 @@ class Postings:
             kernel.add_postings(words, lengths, row, order, last_row_of, ends, rows, scores)
             row += len(lengths)
         del ends, last_row_of
-        self.num_passages = row
 
         # `scores` [P]: counts become scores, with idf [V] and the length norm of each passage [N].
         holders = statistics.holders[ids]
@@ -115,19 +122,27 @@ class Postings:
             is_posting = scores > 0
             starts = np.concatenate([[0], np.cumsum(is_posting)])[starts]
             rows, scores = rows[is_posting], scores[is_posting]
-        # `best` [V]: the highest score of each word that has postings left.
-        best = np.zeros(len(order), np.float32)
-        occurring_words = np.flatnonzero(np.diff(starts))
-        if len(occurring_words):
-            best[occurring_words] = np.maximum.reduceat(scores, starts[occurring_words])
+        return cls(
+            _lists(starts, rows, scores, holders, statistics.num_passages, row), row, absent if absent.any() else None
+        )
 
-        # Bit maps and bounds of the common words, in blocks of 32 and of 64 passages; see `kernel.Lists`.
-        first_common = int(np.searchsorted(holders, statistics.num_passages / _COMMON_SHARE, side="right"))
-        blocks = np.zeros((len(order) - first_common, -(-self.num_passages // 32)), np.uint64)
-        best_of_block = np.zeros((len(blocks), -(-self.num_passages // 64)), np.float32)
-        kernel.fill_blocks(starts, rows, scores, first_common, blocks, best_of_block)
-        self._lists = kernel.Lists(starts, rows, scores, best, first_common, blocks, best_of_block)
-        self._absent = absent if absent.any() else None
+    @classmethod
+    def of_weights(
+        cls, words: NDArray[np.int32], weights: NDArray[np.float32], counts: NDArray[Any], holders: NDArray[np.int64]
+    ) -> "Postings":
+        """Build the inverted index of sparse vectors, whose dimensions are the words.
+
+        Args:
+          words: the words of all passages, as `Statistics.order` numbers them, one passage behind the other, int32 [P].
+          weights: their values, float32 [P], above 0.
+          counts: the number of words of each passage, integers [N].
+          holders: passages that hold each word, ascending, int64 [V].
+        """
+        # Few words have 16 bits, which numpy sorts by counting.
+        place = np.argsort(words.astype(np.uint16) if len(holders) <= 1 << 16 else words, kind="stable")
+        rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[place]
+        starts = np.concatenate([[0], np.cumsum(holders)])
+        return cls(_lists(starts, rows, weights[place], holders, len(counts), len(counts)), len(counts))
 
     def search(
         self,
@@ -137,6 +152,8 @@ class Postings:
         *,
         threads: int,
         least: NDArray[np.float32] | None = None,
+        weights: NDArray[np.float32] | None = None,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Find the k best passages of each question, equal scores by row; one without any of its words is not a hit.
 
@@ -146,6 +163,8 @@ class Postings:
           k: hits per question.
           threads: questions searched at a time.
           least: a score for every question below which hits are not wanted and may be missing, float32 [B].
+          weights: the factor of each of `words` in the scores, float32, above 0; None: 1.
+          allowed: the passages that may be found, bool [N]; None: all.
 
         Returns:
           Scores, float32 [B, k], descending, and rows, int64 [B, k]; 0 and -1 behind the last hit.
@@ -154,13 +173,16 @@ class Postings:
         keys = np.empty((number, k), np.uint64)
         least = np.zeros(number, np.float32) if least is None else least
         base = np.array([self._base(words[ends[i] : ends[i + 1]]) for i in range(number)], np.float32)
+        weights = np.ones(len(words), np.float32) if weights is None else weights
         starts = iter(range(0, number, _QUESTIONS_AT_A_TIME))
 
         best_of_block = self._lists.best_of_block
 
         def work(_: int) -> None:
             scratch = self._kernel.Scratch(
-                sums=np.zeros(self.num_passages, np.float32),
+                sums=np.zeros(self.num_passages, np.float32)
+                if allowed is None
+                else np.where(allowed, np.float32(0), np.float32(-np.inf)),
                 rows=np.empty(self.num_passages + 1, np.int32),
                 candidates=np.empty(self.num_passages + 1, np.int32),
                 matches=np.empty((2, self.num_passages + 1), np.int32),
@@ -169,7 +191,7 @@ class Postings:
             )
             for first in starts:  # each thread takes the next
                 last = min(first + _QUESTIONS_AT_A_TIME, number)
-                self._kernel.search(self._lists, scratch, base, words, ends, first, last, least, k, keys)
+                self._kernel.search(self._lists, scratch, base, words, weights, ends, first, last, least, k, keys)
 
         threads = min(threads, -(-number // _QUESTIONS_AT_A_TIME))
         if threads <= 1:
@@ -187,6 +209,37 @@ class Postings:
 
     def _base(self, words: NDArray[np.int32]) -> np.float32:
         return np.float32(0) if self._absent is None else self._absent[words].sum()
+
+
+def _lists(
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    scores: NDArray[np.float32],
+    holders: NDArray[np.int64],
+    corpus: int,
+    passages: int,
+) -> Any:
+    """Return the `kernel.Lists` of postings.
+
+    Args:
+      starts, rows, scores: see `kernel.Lists`.
+      holders: passages of the whole corpus that hold each word, ascending, int64 [V].
+      corpus: passages of the whole corpus.
+      passages: N, those that are indexed.
+    """
+    from jaxretr.indexes.bm25 import kernel
+
+    # `best` [V]: the highest score of each word that has postings.
+    best = np.zeros(len(holders), np.float32)
+    occurring_words = np.flatnonzero(np.diff(starts))
+    if len(occurring_words):
+        best[occurring_words] = np.maximum.reduceat(scores, starts[occurring_words])
+    # Bit maps and bounds of the common words, in blocks of 32 and of 64 passages.
+    first_common = int(np.searchsorted(holders, corpus / _COMMON_SHARE, side="right"))
+    blocks = np.zeros((len(holders) - first_common, -(-passages // 32)), np.uint64)
+    best_of_block = np.zeros((len(blocks), -(-passages // 64)), np.float32)
+    kernel.fill_blocks(starts, rows, scores, first_common, blocks, best_of_block)
+    return kernel.Lists(starts, rows, scores, best, first_common, blocks, best_of_block)
 
 
 def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

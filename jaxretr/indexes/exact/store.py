@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.opening import open_store, verify_store
+from jaxretr.embeddings.vector_files import is_sparse
 from jaxretr.indexes.checks import check_store
 from jaxretr.indexes.exact import ExactIndex, search_blocks, unique_ids
 from jaxretr.indexes.exact.saved import announce, as_index
@@ -23,7 +24,7 @@ def open(place: str, opening: Opening) -> ReadOnlyIndex:
       UserError: it is incomplete or damaged, or another model made it.
     """
     store = open_store(place, share=opening.once)
-    if opening.once:
+    if opening.once or is_sparse(store.meta.dtype):
         return streamed(store, opening)
     meta = store.meta
     check_store(store, opening.encoder)
@@ -38,11 +39,17 @@ def open(place: str, opening: Opening) -> ReadOnlyIndex:
 def streamed(store: EmbeddingStore, opening: Opening) -> ReadOnlyIndex:
     """A store as an `Index` whose every search reads its files, with several processes each its share of them.
 
+    Sparse vectors are put into an inverted index, in memory.
+
     Raises:
       UserError: it holds no passages, another model made it, or an id occurs twice.
     """
     meta = store.meta
     check_store(store, opening.encoder)
+    if is_sparse(meta.dtype):
+        from jaxretr.indexes.exact import sparse  # Numba takes half a second to import.
+
+        return sparse.as_index(store, opening, _facts(store), lambda rows: _rows(store, rows))
     numbers = store.row_numbers(meta.share)
     ids = unique_ids(store.read_ids(meta.share), len(numbers), str(store.folder))
     known = Filters(len(ids), ids)

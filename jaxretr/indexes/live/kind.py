@@ -1,20 +1,26 @@
 """The kind of index that is a live folder: opened for a service or for one search, and verified."""
 
-from jaxretr.embeddings.encoding import name_of
+from jaxretr.embeddings.encoding import is_sparse_encoder, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.indexes.index import Opening
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import verify as verify
+from jaxretr.runtime.errors import UserError
 
 
 def open(place: str, opening: Opening) -> LiveIndex:
     """Open a live folder, or make an empty one for the model where there is nothing.
 
     Raises:
-      UserError: see `LiveIndex.open`.
+      UserError: see `LiveIndex.open`; or the model is a sparse encoder.
     """
     encoder = opening.encoder
+    if encoder is not None and is_sparse_encoder(encoder):
+        raise UserError(
+            f"{place}: a live index has dense vectors, and {name_of(encoder)} gives sparse ones; encode the corpus with "
+            "jaxretr encode, and search or serve that"
+        )
     return LiveIndex.open(
         place,
         name=opening.name,

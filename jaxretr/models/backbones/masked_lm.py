@@ -1,5 +1,6 @@
-"""Encoders with a head of masked language modelling (Devlin et al. 2019)."""
+"""Encoders with a head of masked language modelling (Devlin et al. 2019), and SPLADE's vectors of its scores."""
 
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -8,12 +9,28 @@ from flax import nnx
 
 from jaxretr.models.backbones.backbone import make_backbone
 from jaxretr.models.backbones.bert_config import BertConfig
-from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, LayerNorm, Params, initialise
+from jaxretr.models.backbones.layers import ACTIVATIONS, Dense, LayerNorm, Params, define, initialise
+from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.models.backbones.products import product
 from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.parallel.split_parameters import whole
+
+# Vocabulary entries whose scores of all tokens are in memory at a time.
+_ENTRIES_A_BLOCK = 2048
 
 MaskedLmShape = BertConfig | RotaryConfig
 """Shapes that can have a head of masked language modelling; of the latter only ModernBERT."""
+
+
+def masked_lm_shape(shape: Any) -> MaskedLmShape:
+    """Return the shape of an encoder that can have a head of masked language modelling; raise UserError for another one."""
+    if isinstance(shape, BertConfig) or (isinstance(shape, RotaryConfig) and shape.architecture == "modernbert"):
+        return shape
+    raise UserError(
+        "pooling 'splade' reads scores of masked language modelling, which BERT, those of the same layers and ModernBERT "
+        "have; give one of these, or another pooling"
+    )
 
 
 class MlmHead(nnx.Module):
@@ -61,6 +78,51 @@ class MaskedLm(nnx.Module):
         table = self.bert.word_embedding.table[...]
         scores = product("bpd,vd->bpv", states, table, self.dtype, result=jnp.float32)
         return scores + self.head.bias[...]
+
+
+def word_weights(
+    shape: MaskedLmShape, head: Params, table: jax.Array, states: jax.Array, lengths: jax.Array, *, dtype: Any
+) -> jax.Array:
+    """Return SPLADE's weight of each vocabulary entry for each text (Formal et al. 2021, "SPLADE v2", equation 6).
+
+    w_v = max over the text's tokens i of log(1 + relu(s_iv)), s being the scores of masked language modelling. A block of
+    the vocabulary is scored after the other, in the backward pass again: the scores of all tokens never exist together.
+
+    Args:
+      shape: shape of the encoder.
+      head: parameters of an `MlmHead`.
+      table: the encoder's word embeddings, float32 [V, D], or this device's part of a split table.
+      states: states of the last layer, float32 [B, L, D].
+      lengths: int32 [B], or of packed rows [B, M]; a text without tokens gets zeros.
+      dtype: type of the matmuls' operands.
+
+    Returns:
+      float32 [B, V], of packed rows [B * M, V].
+    """
+    own, _ = own_tokens(lengths, states.shape[1])
+    own = own if are_packed(lengths) else own[:, None]  # [B, M, L]
+    table = whole(table, (shape.vocab_size, shape.hidden_size), dtype)
+    states = nnx.merge(_head_graph(shape, jnp.dtype(dtype).name), head)(states)
+    # At most as many numbers as one text a row has with a whole block.
+    size = max(128, _ENTRIES_A_BLOCK // own.shape[1])
+    count = -(-shape.vocab_size // size)
+    missing = count * size - shape.vocab_size
+    rows = jnp.pad(table, ((0, missing), (0, 0))).reshape(count, size, -1)
+    bias = jnp.pad(head["bias"], (0, missing)).reshape(count, size)
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def best(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        scores = product("bld,vd->blv", states, block[0], dtype, result=jnp.float32) + block[1]
+        return jnp.where(own[..., None], scores[:, None], 0.0).max(axis=-2)  # relu follows: 0 is as good as none
+
+    found = jax.lax.map(best, (rows, bias))  # [blocks, B, M, size]
+    found = jnp.moveaxis(found, 0, -2).reshape(-1, count * size)[:, : shape.vocab_size]
+    return jnp.log1p(jax.nn.relu(found))
+
+
+@cache
+def _head_graph(shape: MaskedLmShape, dtype: str) -> Any:
+    return define(lambda rngs: MlmHead(shape, dtype=jnp.dtype(dtype), rngs=rngs))[0]
 
 
 def fresh_head(shape: MaskedLmShape, seed: int) -> Params:

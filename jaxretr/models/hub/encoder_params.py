@@ -30,6 +30,9 @@ from jaxretr.runtime.notes import note
 ARCHITECTURES: dict[str, Architecture] = {record.name: record for record in (*BERT_FAMILY, *ROTARY_FAMILY, *T5_FAMILY)}
 """All architectures whose folders are read and written, by `Architecture.name`."""
 
+MASKED_LM = "AutoModelForMaskedLM"
+"""Class of transformers that loads a sparse encoder's folder."""
+
 _TASK_CLASSES = re.compile(
     r"\w+For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction)"
 )

@@ -9,7 +9,7 @@ from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, reads_pairs
 from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import DenseShape, DualEncoderConfig
+from jaxretr.models.embed import WORDS_HEAD, DenseShape, DualEncoderConfig
 from jaxretr.models.hub import sentence_transformers
 from jaxretr.models.hub.architecture import EncoderCheckpoint
 from jaxretr.models.hub.dpr import read_dpr_cp
@@ -85,6 +85,13 @@ def load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None =
     if modules.lower_case:
         loaded = _lower_casing(loaded)
     tower: Params = {BACKBONE: checkpoint.params}
+    if modules.pooling == "splade":
+        if checkpoint.mlm_head is None:
+            raise UserError(
+                f"{modules.transformer}: a sparse encoder needs a head of masked language modelling, and there is none; copy "
+                "the folder again"
+            )
+        tower[WORDS_HEAD] = checkpoint.mlm_head
     inner, last = modules.dense[:-1], modules.dense[-1:]
     if inner:
         tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(inner)}
@@ -133,7 +140,8 @@ def load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None =
         max_passage_length=limit,
         truncate_dim=modules.truncate_dim if cut else None,
     )
-    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head, modules.guessed)
+    head = None if config.sparse else checkpoint.mlm_head
+    return Loaded(config, {"shared": tower}, loaded, head, modules.guessed)
 
 
 def _lower_casing(tokenizer: Any) -> Any:

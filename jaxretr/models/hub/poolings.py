@@ -9,7 +9,7 @@ class PoolingNames(NamedTuple):
     """A pooling outside of this package.
 
     Attributes:
-      key: setting of sentence-transformers' Pooling module that chooses it.
+      key: setting of sentence-transformers' Pooling module that chooses it; empty: it is a module of its own.
       what: what it is, in words.
       torch: code that makes `vectors` of `inputs` and `outputs` of transformers, padded on the right; the model card shows
         it, and `jaxretr verify --with transformers` runs it.
@@ -49,6 +49,11 @@ POOLINGS: dict[Pooling, PoolingNames] = {
         "last token",
         'last = inputs["attention_mask"].sum(1) - 1\n'
         "vectors = outputs.last_hidden_state[torch.arange(len(last)), last]",
+    ),
+    "splade": PoolingNames(
+        "",
+        "largest score of masked language modelling of each vocabulary entry, log(1 + relu) (SPLADE)",
+        f"{_MASK}vectors = outputs.logits.masked_fill(mask == 0, 0).max(1).values.relu().log1p()",
     ),
 }
 """The poolings in sentence-transformers' order."""

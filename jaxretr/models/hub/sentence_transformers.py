@@ -24,6 +24,9 @@ LIMITS = "sentence_bert_config.json"
 # The order that is supported; the last two may be absent, and there may be several Dense modules.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
+_SPARSE = {"MLMTransformer": "Transformer", "SpladePooling": "Pooling"}
+"""Modules of sparse encoders, in place of those of dense ones; newer releases have the same Transformer in both."""
+
 Activation = Literal["identity", "tanh"]
 ACTIVATIONS: dict[Activation, str] = {
     "identity": "torch.nn.modules.linear.Identity",
@@ -124,6 +127,7 @@ def _modules(folder: Path) -> dict[str, list[Path]]:
         entries = json.loads(path.read_text(encoding="utf-8")) if stated else _modules_there(folder)
         # The type is a dotted path that differs between releases; its last part does not.
         names = [str(entry["type"]).rsplit(".", 1)[-1] for entry in entries]
+        names = [_SPARSE.get(name, name) for name in names]
         places = [_place(folder, str(entry["path"])) for entry in entries]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy it again") from error
@@ -164,15 +168,17 @@ def _place(folder: Path, path: str) -> Path:
 
 def _pooling(folder: Path) -> Pooling:
     config = read_json(folder, "config.json")
+    if "pooling_strategy" in config:
+        return _splade(folder / "config.json", config)
     modes: Any = config.get("pooling_mode")
     if modes is None:
         # sentence-transformers before 6.0; there, too, the mean is used if nothing is chosen.
-        modes = [mode for mode, names in POOLINGS.items() if config.get(names.key)] or ["mean"]
+        modes = [mode for mode, names in POOLINGS.items() if names.key and config.get(names.key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    if len(modes) != 1 or modes[0] not in POOLINGS or not POOLINGS[modes[0]].key:
         raise UserError(
             f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: "
-            f"{' or '.join(get_args(Pooling))}"
+            f"{' or '.join(mode for mode in get_args(Pooling) if POOLINGS[mode].key)}"
         )
     if config.get("include_prompt") is False:
         raise UserError(
@@ -180,6 +186,16 @@ def _pooling(folder: Path) -> Pooling:
             "that pool them are supported"
         )
     return modes[0]
+
+
+def _splade(path: Path, config: Mapping[str, Any]) -> Pooling:
+    """Return the pooling of a SpladePooling module's settings."""
+    how = config["pooling_strategy"], config.get("activation_function", "relu")
+    if how != ("max", "relu"):
+        raise UserError(
+            f"{path}: pooling_strategy {how[0]!r} with {how[1]!r} is not supported; supported: 'max' with 'relu'"
+        )
+    return "splade"
 
 
 def _dense(folder: Path) -> tuple[Params, Activation]:

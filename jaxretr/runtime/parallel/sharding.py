@@ -56,9 +56,9 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(lora\.\w+|parallel)\.down\.kernel", P(None, DATA, None)),
     (r"(lora\.\w+|parallel)\.up\.kernel", P(None, None, DATA)),
     (r"(lora\.\w+|parallel)\.(down|up)\.bias", REPLICATED),
-    (r"head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
+    (r"(words_)?head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
     (r"lm_head\.kernel", P(None, MODEL)),
-    (r"head\.bias", REPLICATED),
+    (r"(words_)?head\.bias", REPLICATED),
     # Product codes, see jaxretr/losses/quantised.py.
     (r"codebook", REPLICATED),
 ]

@@ -19,7 +19,15 @@ from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params, init_params, joint_params, prompt_of
+from jaxretr.models.embed import (
+    WORDS_HEAD,
+    DualEncoderConfig,
+    JointConfig,
+    abstract_params,
+    init_params,
+    joint_params,
+    prompt_of,
+)
 from jaxretr.models.hub.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
@@ -71,7 +79,7 @@ def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
     """
     if joint.lexical is not None:
         return ("lexical",)
-    return () if encoder.adapter is None else (BACKBONE, "inner_dense", "projection")
+    return () if encoder.adapter is None else (BACKBONE, "inner_dense", "projection", WORDS_HEAD)
 
 
 def _check_joint(encoder: EncoderConfig) -> None:
@@ -271,6 +279,8 @@ _APART = "{}: trained jointly, both encoders read the same token ids, but this o
 
 
 def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> JointConfig:
+    if base.sparse or lexical.sparse:
+        raise UserError(f"{where}: sparse and dense encoders are not trained jointly; fuse their runs (jaxretr fuse)")
     longest = max(base.max_question_length, base.max_passage_length)
     if longest > (positions := lexical.backbone.max_position_embeddings):
         raise UserError(

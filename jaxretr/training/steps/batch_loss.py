@@ -29,6 +29,7 @@ from jaxretr.losses.contrastive import (
 from jaxretr.losses.corpus_softmax import corpus_logsumexp
 from jaxretr.losses.distillation import kl_divergence, margin_mse
 from jaxretr.losses.quantised import StoredRows, storage_errors
+from jaxretr.losses.sparse import flops
 from jaxretr.losses.typos import self_teaching_losses
 from jaxretr.models.embed import truncated
 from jaxretr.runtime.parallel.mesh import DATA
@@ -155,6 +156,36 @@ def batch_loss(
         distant = program.corpus_rows if program.contrastive.corpus_softmax else 0
         metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * len(q) / size)
     return loss, metrics
+
+
+@jax.named_scope("sparsity")
+def sparsity(
+    contrastive: Contrastive, step: jax.Array, q: jax.Array, p: jax.Array, text_ids: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return this device's part of the regularisation of sparse embeddings, for training alone.
+
+    Args:
+      contrastive: the weights.
+      step: number of the step, from 0.
+      q: this device's questions, float32 [b, V].
+      p: their passages, float32 [b, C, V].
+      text_ids: text ids of these, int32 [b, C].
+
+    Returns:
+      A float32 scalar, and how many entries of a question and of a passage are not 0; sums over the devices are the batch's.
+    """
+    devices, p, present = lax.axis_size(DATA), p.reshape(-1, p.shape[-1]), text_ids.reshape(-1) != NO_PASSAGE
+    rise = jnp.minimum(step / max(contrastive.flops_warmup, 1), 1.0) ** 2 if contrastive.flops_warmup else 1.0
+    loss = contrastive.flops_questions * flops(q, axis=DATA) + contrastive.flops_passages * flops(p, present, axis=DATA)
+    entries = {
+        "question_entries": (q > 0).sum(axis=-1).mean(),
+        "passage_entries": devices
+        * ((p > 0).sum(axis=-1) * present).sum()
+        / jnp.maximum(lax.psum(present.sum(), DATA), 1),
+    }
+    # Every device's part of the whole, whose gradients the devices add up like those of the other parts.
+    part = lax.pcast(rise * loss / devices, DATA, to="varying")
+    return part, {name: value / devices for name, value in entries.items()}
 
 
 @dataclass(frozen=True)

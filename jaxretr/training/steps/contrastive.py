@@ -21,12 +21,19 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
-from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.training.steps.batch_loss import (
+    ContrastiveBatch,
+    ContrastiveProgram,
+    PassagesOfBatch,
+    batch_loss,
+    sparsity,
+)
 from jaxretr.training.steps.encoding import embed_batch, embed_questions
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
@@ -103,6 +110,9 @@ def make_step(
                 loss, metrics = loss_on()
             else:  # a side road: the scores are those of a quantised index
                 loss, metrics = loss_on_index(program.index_aware, state.codes, loss_on)
+            if isinstance(program.encoder, DualEncoderConfig) and program.encoder.sparse:
+                added, entries = sparsity(program.contrastive, state.step, q, p, own)
+                loss, metrics = loss + added, {**metrics, **entries}
             return loss, (metrics, p)
 
         (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)

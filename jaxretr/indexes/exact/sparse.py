@@ -1,0 +1,165 @@
+"""Exact search of learned sparse vectors (SPLADE) by an inverted index, whose words are the vectors' dimensions."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.indexes.bm25.postings import Postings, Statistics
+from jaxretr.indexes.exact.shares import merge_hits
+from jaxretr.indexes.filters import Filters
+from jaxretr.indexes.index import Opening
+from jaxretr.indexes.read_only import ReadOnlyIndex
+from jaxretr.indexes.topk import NO_ROW
+from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.progress import Progress
+
+# Passages whose vectors exist with all their dimensions at a time.
+_ROWS = 512
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Sparse rows: the dimensions that are not 0, integers [P], row behind row; their values, float32 [P]; and how many each
+row has, int32 [N]."""
+
+
+class SparseIndex:
+    """The inverted index of N sparse vectors without negative numbers, in memory: 8 bytes a number that is not 0.
+
+    A passage's score is the inner product with the question, a float32 sum from the rarest dimension to the most common
+    one. A passage that shares no dimension with the question, whose score is 0, is not a hit.
+
+    Args:
+      rows: the vectors, in parts.
+      dim: D.
+
+    Raises:
+      UserError: a value is negative.
+    """
+
+    def __init__(self, rows: Iterable[Rows], dim: int):
+        parts = list(rows)
+        entries, weights, counts = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        if len(weights) and weights.min() < 0:
+            raise UserError("sparse vectors have no negative numbers; give a sparse encoder's")
+        holders = np.bincount(entries, minlength=dim)
+        self._order = Statistics(holders, len(counts), len(entries)).order()
+        self._postings = Postings.of_weights(self._order[entries], weights, counts, np.sort(holders))
+        self.dim, self.postings = dim, len(entries)
+
+    def __len__(self) -> int:
+        return self._postings.num_passages
+
+    def search_rows(
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find the k best passages of each question; equal scores are ordered by row, the lowest first.
+
+        Args:
+          queries: float [B, D], not negative.
+          k: passages per question; where k is above N, N are returned.
+          allowed: the rows that may be found, bool [N]; None: all.
+
+        Returns:
+          Scores, float32 [B, min(k, N)], descending, and rows, int64 [B, min(k, N)]; -inf and -1 behind a question's last
+          hit.
+
+        Raises:
+          UserError: questions of another shape, or with negative or infinite numbers.
+        """
+        vectors = np.asarray(queries, np.float32)
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise UserError(f"questions have the shape {list(vectors.shape)}; give [B, {self.dim}]")
+        if not (np.isfinite(vectors).all() and (vectors >= 0).all()):
+            raise UserError(
+                "questions: a sparse vector has finite numbers that are not negative; give a sparse encoder's"
+            )
+        questions, entries = np.nonzero(vectors)
+        words = self._order[entries]
+        ends = np.concatenate([[0], np.cumsum(np.bincount(questions, minlength=len(vectors)))])
+        place = np.lexsort((words, questions))
+        scores, rows = self._postings.search(
+            words[place],
+            ends,
+            min(k, len(self)),
+            threads=os.cpu_count() or 1,
+            weights=vectors[questions, entries][place],
+            allowed=allowed,
+        )
+        scores[rows < 0] = -np.inf
+        return scores, rows
+
+
+def sparse_rows(vectors: np.ndarray) -> Rows:
+    """Return vectors [n, D] as sparse rows."""
+    present = vectors != 0
+    return np.nonzero(present)[1].astype(np.int32), vectors[present], present.sum(axis=1, dtype=np.int32)
+
+
+def of_corpus(
+    encoder: TextEncoder, corpus: Corpus, batch_size: int | None
+) -> Callable[[np.ndarray, int], tuple[np.ndarray, Sequence[Sequence[str]]]]:
+    """Encode a corpus with a sparse encoder; return a function that finds the ids of k passages for vectors [B, D]."""
+    spans = [range(start, min(start + _ROWS, len(corpus))) for start in range(0, len(corpus), _ROWS)]
+    with Progress(len(corpus), "passage", "encoded") as progress:
+        pieces = ([corpus[row] for row in span] for span in spans)
+        found = encoder.encode_pieces(
+            "passage", pieces, batch_size=batch_size, total=len(corpus), advance=progress.advance
+        )
+        index = SparseIndex((sparse_rows(vectors) for vectors, _ in found), encoder.config.embedding_size)
+
+    def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
+        scores, rows = index.search_rows(vectors, k)
+        return scores, [[corpus.ids[row] for row in of_question if row >= 0] for of_question in rows.tolist()]
+
+    return search
+
+
+def of_store(store: EmbeddingStore, shards: Iterable[int]) -> SparseIndex:
+    """Return the index of some shards of a store of sparse vectors."""
+    return SparseIndex(map(store.sparse_rows, shards), store.meta.dim)
+
+
+def as_index(
+    store: EmbeddingStore, opening: Opening, facts: dict[str, str], rows: Callable[[np.ndarray], np.ndarray]
+) -> ReadOnlyIndex:
+    """Return a store of sparse vectors as an `Index`; with several processes each searches its share of the shards.
+
+    Args:
+      store: N passages.
+      opening: the index's name, and the corpus with the passages' texts.
+      facts: facts of the store for `Index.facts`.
+      rows: a function that gives the vectors of rows, float32 [n, D].
+    """
+    meta = store.meta
+    share = meta.share if opening.once else range(meta.shards)
+    numbers = store.row_numbers(share)
+    ids = store.read_ids(share)
+    known, place = Filters(len(ids), ids), dict(zip(numbers.tolist(), ids, strict=True))
+    index = of_store(store, share) if ids else None
+
+    def search(vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> tuple[np.ndarray, list[list[str]]]:
+        scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+        if index is not None:
+            scores, rows = index.search_rows(vectors, k, allowed)
+        rows = np.where(rows < 0, NO_ROW, numbers[rows]) if ids else rows
+        scores, found = merge_hits(scores, rows, lambda row: place.get(row, ""), k)
+        return scores, [list(filter(None, of_question)) for of_question in found]
+
+    return ReadOnlyIndex(
+        ids,
+        meta.dim,
+        opening,
+        search=lambda vectors, k, _, filters: search(vectors, k, known.mask(**filters)),
+        rows=lambda wanted: rows(numbers[list(wanted)]),
+        facts={
+            "engine": "sparse",
+            "bytes": 8 * index.postings if index else 0,
+            "postings": index.postings if index else 0,
+            "passages": meta.rows,
+            **facts,
+        },
+        all_ids=None if len(ids) == meta.rows else store.read_ids,
+    )

@@ -1,0 +1,71 @@
+"""`SparseEncoder`: questions and passages as weights of words (SPLADE)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side
+
+# Texts whose vectors exist with all their dimensions at a time.
+_ROWS = 512
+
+
+class SparseEncoder(DualEncoder):
+    """A `DualEncoder` with pooling "splade": its vectors have a weight for each entry of the vocabulary, most of them 0.
+
+    All that takes a `DualEncoder` takes it, and `encode`, `search`, `evaluate` and `mine` treat a `DualEncoder` of such a
+    folder alike. `encode_queries` and `encode_passages` return all dimensions, float32 [n, V]; `sparse` stores only the
+    weights.
+    """
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: str | Path, **settings: Any) -> "SparseEncoder":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Load a sparse encoder.
+
+        Args:
+          path_or_name: a folder that `save` wrote, a folder of sentence-transformers' SparseEncoder, or a Hugging Face
+            folder with a head of masked language modelling (...ForMaskedLM), which becomes one.
+          settings: as for `DualEncoder.from_pretrained`.
+
+        Raises:
+          UserError: as there; or a dense encoder, or no such head.
+        """
+        found = super().from_pretrained(path_or_name, pooling="splade", **settings)
+        assert isinstance(found, cls)
+        return found
+
+    def sparse(self, side: Side, texts: Sequence[Any], *, batch_size: int | None = None) -> Any:
+        """Embed questions or passages.
+
+        Args:
+          side: "question" or "passage".
+          texts: n texts, as for `encode_queries` or `encode_passages`.
+          batch_size: as there.
+
+        Returns:
+          scipy.sparse.csr_array, float32 [n, V].
+        """
+        from scipy.sparse import csr_array, vstack
+
+        pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
+        found = self.encode_pieces(side, pieces, batch_size=batch_size, total=len(texts))
+        parts = [csr_array(vectors) for vectors, _ in found]
+        return vstack(parts, format="csr") if parts else csr_array((0, self.config.embedding_size), dtype=np.float32)
+
+    def words(self, vectors: Any, most: int | None = None) -> list[dict[str, float]]:
+        """Return the vocabulary's entries with a weight in each vector, the largest first.
+
+        Args:
+          vectors: of this encoder, [n, V], an array or a sparse one.
+          most: entries of each; None: all.
+        """
+        dense = np.asarray(vectors.toarray() if hasattr(vectors, "toarray") else vectors)
+        found = []
+        for row in dense:
+            order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:most]
+            names = self.tokenizer.convert_ids_to_tokens(order.tolist())
+            found.append(dict(zip(names, row[order].tolist(), strict=True)))
+        return found
