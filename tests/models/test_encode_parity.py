@@ -103,7 +103,8 @@ def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path,
             export(ours, to="huggingface", out=tmp_path / "dpr")
 
 
-@pytest.mark.parametrize("pooling", get_args(Pooling))
+# Splade's vectors are compared in test_sparse_encoder.py.
+@pytest.mark.parametrize("pooling", [pooling for pooling in get_args(Pooling) if pooling != "splade"])
 def test_every_pooling_is_that_of_other_libraries(
     pooling: Any, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
