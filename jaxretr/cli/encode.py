@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> None:
         many = args.side == "passage" and store.cut >= meta.rows / 20
         remedy = "; --corpus 'files:CORPUS[words=150]' makes passages of them" if many else ""
         print(
-            f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(meta.bytes)} in "
+            f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(store.bytes)} in "
             f"{meta.shards} shards; {store.cut} texts ({store.cut / meta.rows:.0%}) were cut at {longest} tokens{remedy}"
         )

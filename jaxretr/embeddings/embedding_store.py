@@ -246,6 +246,13 @@ class EmbeddingStore:
         if problems:
             raise UserError(f"{self.folder}: {', '.join(problems)}; {_AGAIN}")
 
+    @property
+    def bytes(self) -> int:
+        """The size of the shards on disk, without the ids; of sparse vectors in a bucket an estimate."""
+        if not (self.local and is_sparse(self.meta.dtype)):
+            return self.meta.bytes
+        return sum(path.stat().st_size for shard in range(self.meta.shards) for path in self._paths(shard))
+
     def missing(self) -> list[int]:
         """The numbers of the shards of this process's share that are not finished."""
         return [shard for shard in self.meta.share if self._cut[shard] is None]

@@ -93,7 +93,7 @@ def _folder(path: Path) -> Description:
             "shards": meta.shards,
             "type": meta.dtype,
             "matmuls": meta.compute,
-            "on disk": size(meta.bytes),
+            "on disk": size(store.bytes),
             "model": meta.model,
             "address": meta.address[:12],
             # Shows whether the model normalises its vectors.

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Queries searched between two saved states.
 _QUERIES = 16_384
+# The same of a sparse model, whose vectors have all dimensions until they are searched for.
+_SPARSE_QUERIES = 1_024
 
 # Bytes of embeddings on a device that does not report its memory.
 _RESIDENT_BYTES = 4 << 30
@@ -201,7 +203,9 @@ class ModelTeacher:
         from jaxretr.embeddings.vector_files import is_sparse
         from jaxretr.indexes.exact import ExactIndex, search_blocks
 
+        queries_at_a_time = _QUERIES
         if is_sparse(passages.meta.dtype):
+            queries_at_a_time = _SPARSE_QUERIES
             from jaxretr.indexes.exact.sparse import of_store
 
             search = of_store(passages, range(passages.meta.shards)).search_rows
@@ -213,7 +217,7 @@ class ModelTeacher:
                 return search_blocks(passages.blocks(), queries, k)
 
         count, depth, found = len(task.queries), task.depth, min(task.depth, passages.meta.rows)
-        blocks = [(start, min(start + _QUERIES, count)) for start in range(0, count, _QUERIES)]
+        blocks = [(start, min(start + queries_at_a_time, count)) for start in range(0, count, queries_at_a_time)]
 
         def finished(start: int, stop: int) -> list[np.ndarray] | None:
             shape = (stop - start, depth)

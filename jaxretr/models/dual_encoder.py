@@ -88,7 +88,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             f"{count(self.params):,} parameters",
             self.dtype,
         ]
-        return f"DualEncoder({', '.join(facts)})"
+        return f"{type(self).__name__}({', '.join(facts)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copy: the parameters as numpy arrays; compiled programs are created again."""

@@ -23,6 +23,7 @@ Side = Literal["question", "passage"]
 
 WORDS_HEAD = "words_head"
 """Branch of a tower's parameters that holds a sparse encoder's head of masked language modelling."""
+
 DenseActivation = Literal["identity", "tanh"]
 
 
@@ -225,8 +226,9 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
     Returns:
       {"shared": tower} or {"question": tower, "passage": tower}, float32. A tower is {"bert": the encoder's parameters}
       and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; with inner layers
-      {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as in `MlmHead`}; with adapters {"adapter": as by `init_adapter`}. Two towers start
-      equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
+      {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as of `MlmHead`}; with adapters
+      {"adapter": as by `init_adapter`}. Two towers start equal, as they do from one pretrained encoder: a text's embeddings
+      on both sides are then near each other.
     """
 
     return {name: _init_tower(config, seed) for name in _towers(config)}
