@@ -310,9 +310,11 @@ def _add_to_all(rows, scores, times, weight, sums, seen_rows, seen):
     for at in range(len(rows)):
         row, score = rows[at], weight * scores[at]
         before = sums[row]
+        after = before + score
         seen_rows[seen] = row
-        seen += before == 0
-        sums[row] = before + score
+        # A product of tiny numbers may be 0, which leaves the row unseen.
+        seen += (before == 0) & (after > 0)
+        sums[row] = after
     for _ in range(1, times):
         for at in range(len(rows)):
             sums[rows[at]] += weight * scores[at]

@@ -8,6 +8,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes.bm25.postings import Postings, Statistics
+from jaxretr.indexes.exact import unique_ids
 from jaxretr.indexes.exact.shares import merge_hits
 from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.index import Opening
@@ -136,7 +137,7 @@ def as_index(
     meta = store.meta
     share = meta.share if opening.once else range(meta.shards)
     numbers = store.row_numbers(share)
-    ids = store.read_ids(share)
+    ids = unique_ids(store.read_ids(share), len(numbers), str(store.folder))
     known, place = Filters(len(ids), ids), dict(zip(numbers.tolist(), ids, strict=True))
     index = of_store(store, share) if ids else None
 
