@@ -312,6 +312,10 @@ class ContrastiveConfig(Config):
             raise UsageError(
                 "contrastive.flops_warmup is of flops_questions and flops_passages; set one of them as well"
             )
+        if contrastive.flops_warmup > self.train.steps:
+            raise UsageError(
+                f"contrastive.flops_warmup={contrastive.flops_warmup}: more than the run's {self.train.steps} steps; lower it"
+            )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:

@@ -8,12 +8,12 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import without_own_rows
 from jaxretr.data.questions import Question
-from jaxretr.embeddings.encoding import Encoder, encode_texts, loaded, name_of
+from jaxretr.embeddings.encoding import Encoder, encode_texts, is_sparse_encoder, loaded, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.mining.negatives import Ranking
 from jaxretr.models.text_encoder import TextEncoder
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, UserError
 
 # Questions searched at a time.
 _BLOCK = 1024
@@ -47,6 +47,11 @@ def rankings_of_model(
     if not isinstance(encoder, TextEncoder):
         raise UsageError(
             f"model: a {type(encoder).__name__} is no encoder of jaxretr's; search with your own, and give run="
+        )
+    if is_sparse_encoder(encoder):
+        raise UserError(
+            f"model: {name_of(encoder)} is a sparse encoder, which is not mined with in one call; jaxretr encode and search "
+            "with it, and give the run"
         )
     passages, asked = encode_texts(encoder, corpus, None), encode_texts(encoder, questions, None)
     index = ExactIndex(passages, corpus.ids)
