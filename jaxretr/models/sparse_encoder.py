@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+from jaxretr.runtime.errors import UsageError
 
 # Texts whose vectors exist with all their dimensions at a time.
 _ROWS = 512
@@ -47,9 +48,15 @@ class SparseEncoder(DualEncoder):
 
         Returns:
           scipy.sparse.csr_array, float32 [n, V].
+
+        Raises:
+          UsageError: another side.
+          UserError: as `encode_passages`.
         """
         from scipy.sparse import csr_array, vstack
 
+        if side not in get_args(Side):
+            raise UsageError(f"side={side!r}: give 'question' or 'passage'")
         pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
         found = self.encode_pieces(side, pieces, batch_size=batch_size, total=len(texts))
         parts = [csr_array(vectors) for vectors, _ in found]
@@ -59,10 +66,10 @@ class SparseEncoder(DualEncoder):
         """Return the vocabulary's entries with a weight in each vector, the largest first.
 
         Args:
-          vectors: of this encoder, [n, V], an array or a sparse one.
+          vectors: of this encoder, [n, V] or one of them [V], an array or a sparse one.
           most: entries of each; None: all.
         """
-        dense = np.asarray(vectors.toarray() if hasattr(vectors, "toarray") else vectors)
+        dense = np.atleast_2d(vectors.toarray() if hasattr(vectors, "toarray") else vectors)
         found = []
         for row in dense:
             order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:most]

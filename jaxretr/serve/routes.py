@@ -348,6 +348,10 @@ def _first(vectors: np.ndarray, dimensions: int, service: Service) -> np.ndarray
         if dimensions == vectors.shape[1]:
             return vectors
         raise Invalid("a combined model's vectors cannot be cut; leave dimensions out", "dimensions")
+    if dimensions < vectors.shape[1] and any(part.config.sparse for part in service.encoder.parts):
+        raise Invalid(
+            "a sparse model's dimensions are its vocabulary and cannot be cut; leave dimensions out", "dimensions"
+        )
     cut = vectors[:, :dimensions]
     if not service.encoder.unit_length:
         return cut

@@ -15,10 +15,20 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from peers import torch
 from safetensors.numpy import load_file
-from tiny import BERT, DATA, compiled_quickly, contrastive_config, few_padding_rows, lively, write_supervised
+from tiny import (
+    BERT,
+    DATA,
+    art_config,
+    compiled_quickly,
+    contrastive_config,
+    few_padding_rows,
+    lively,
+    write_supervised,
+)
 
 import jaxretr
 from jaxretr.config import Contrastive
+from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.embeddings.embedding_store import EmbeddingStore
@@ -36,6 +46,7 @@ from jaxretr.runtime.parallel.mesh import DATA as DEVICES
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.steps.batch_loss import sparsity
 
@@ -122,6 +133,17 @@ def test_bad_folders_and_uses(
         open_index(str(tmp_path / "live"), encoder)
     with pytest.raises(UserError, match="dtype=float16: sparse vectors are stored as float32 or int8"):
         jaxretr.encode(encoder, corpus=DATA, out=tmp_path / "half", dtype="float16")
+    twice = Corpus(["a", "a", "b"], ["", "", ""], ["what", "is", "it"])
+    with pytest.raises(UserError, match="'a'"):
+        open_index(str(jaxretr.encode(encoder, corpus=twice, out=tmp_path / "twice").folder), encoder)
+    with pytest.raises(UserError, match="is a sparse encoder, which is not mined with in one call"):
+        jaxretr.mine(DATA, split="train", corpus=DATA, model=encoder)
+    with pytest.raises(UsageError, match="side='query': give 'question' or 'passage'"):
+        encoder.sparse("query", TEXTS)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="ART trains dense encoders"):
+        path, art = str(masked), art_config(tiny_models)
+        own = dataclasses.replace(art.encoder, path=path, pooling="splade", normalise=False)
+        ArtRun(dataclasses.replace(art, encoder=own), make_mesh(jax.devices()[:1]), tmp_path / "art")
     with pytest.raises(UserError, match="no negative numbers"):
         SparseIndex([sparse_rows(np.array([[0.0, -1.0]], np.float32))], 2)
     with pytest.raises(UserError, match=r"questions have the shape \[1, 3\]; give \[B, 2\]"):
@@ -218,6 +240,20 @@ def test_random_vectors_with_ties_and_empty_rows(seed: int) -> None:
             assert own_rows.tolist() == [*order.tolist(), *[-1] * (15 - len(order))]
             assert own_scores[: len(order)].tolist() == of_question[order].tolist()
             assert (own_scores[len(order) :] == -np.inf).all()
+
+
+def test_products_that_are_too_small_for_float32_are_no_hits() -> None:
+    rng = np.random.default_rng(3)
+    dense = (rng.random((20, 50)) * 0.3 * (rng.random((20, 50)) < 0.5)).astype(np.float32)
+    index = SparseIndex([sparse_rows(dense)], 50)
+    tiny, some = np.full((1, 50), 1e-45, np.float32), np.zeros((1, 50), np.float32)
+    some[0, :3], some[0, 10] = 1e-45, 1.0
+    _, rows = index.search_rows(tiny, 20)
+    assert len({row for row in rows[0] if row >= 0}) == (rows[0] >= 0).sum()
+    scores, rows = index.search_rows(some, 20)
+    found = rows[0][rows[0] >= 0]
+    assert len(set(found.tolist())) == len(found) and set(np.flatnonzero(dense[:, 10])) <= set(found.tolist())
+    np.testing.assert_allclose(scores[0][: len(found)], dense[found, 10], rtol=1e-6)
 
 
 def test_a_sparse_teacher_of_spar(encoder: SparseEncoder, store: EmbeddingStore, tmp_path: Path) -> None:
