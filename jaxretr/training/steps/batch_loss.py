@@ -177,15 +177,14 @@ def sparsity(
     devices, p, present = lax.axis_size(DATA), p.reshape(-1, p.shape[-1]), text_ids.reshape(-1) != NO_PASSAGE
     rise = jnp.minimum(step / max(contrastive.flops_warmup, 1), 1.0) ** 2 if contrastive.flops_warmup else 1.0
     loss = contrastive.flops_questions * flops(q, axis=DATA) + contrastive.flops_passages * flops(p, present, axis=DATA)
+    count = jnp.maximum(lax.psum(present.sum(), DATA), 1)
     entries = {
-        "question_entries": (q > 0).sum(axis=-1).mean(),
-        "passage_entries": devices
-        * ((p > 0).sum(axis=-1) * present).sum()
-        / jnp.maximum(lax.psum(present.sum(), DATA), 1),
+        "question_entries": (q > 0).sum() / (devices * len(q)),
+        "passage_entries": ((p > 0) & present[:, None]).sum() / count,
     }
     # Every device's part of the whole, whose gradients the devices add up like those of the other parts.
     part = lax.pcast(rise * loss / devices, DATA, to="varying")
-    return part, {name: value / devices for name, value in entries.items()}
+    return part, entries
 
 
 @dataclass(frozen=True)
