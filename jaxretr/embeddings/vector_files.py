@@ -12,7 +12,7 @@ import numpy as np
 VectorDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8", "sparse-float32", "sparse-int8"]
-"""What a store holds: a `VectorDtype`, of sparse vectors with its name behind "sparse-"."""
+"""Dtype of a store: a `VectorDtype`, of sparse vectors with its name behind "sparse-"."""
 
 # Entries of a sparse vector, for an estimate of its bytes: a passage's of SPLADE v3 are some 200.
 _ENTRIES = 200

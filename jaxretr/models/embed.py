@@ -187,6 +187,11 @@ class JointConfig:
         return False
 
     @property
+    def sparse(self) -> bool:
+        """Whether embeddings are weights of the vocabulary's entries: sparse encoders are not trained jointly."""
+        return False
+
+    @property
     def backbone(self) -> Backbone:
         """Shape of the trained encoder, whose dropout is drawn."""
         return self.base.backbone
@@ -276,7 +281,10 @@ def tower(params: Params, side: Side) -> Params:
 
 
 def word_table(tower_params: Params) -> tuple[str, ...] | None:
-    """Return the path of the word embeddings' table in a tower's parameters; None if it is not there (not trained)."""
+    """Return the path of the word embeddings' table in a tower's parameters, whose gradient is that of looked-up rows; None
+    if the table is not there (not trained), or is a sparse encoder's, which scores the vocabulary with it as well."""
+    if WORDS_HEAD in tower_params:
+        return None
     for path in ((BACKBONE, "word_embedding", "table"), ("base", BACKBONE, "word_embedding", "table")):
         found: Any = tower_params
         for name in path:

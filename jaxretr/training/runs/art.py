@@ -222,7 +222,7 @@ def art_program(
     top_k = min(config.art.top_k, corpus_rows)
     if top_k < config.art.top_k:
         note(log.warning, "art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
-    if isinstance(encoder, DualEncoderConfig) and encoder.sparse:
+    if encoder.sparse:
         raise UsageError(
             "encoder.pooling=splade: ART trains dense encoders; train a sparse one with pairs or mined passages"
         )

@@ -295,13 +295,13 @@ def contrastive_program(
     Raises:
       UsageError: settings that contradict each other.
     """
-    whole, sparse = encoder.embedding_size, isinstance(encoder, DualEncoderConfig) and encoder.sparse
-    if not sparse and (config.contrastive.flops_questions or config.contrastive.flops_passages):
+    whole = encoder.embedding_size
+    if not encoder.sparse and (config.contrastive.flops_questions or config.contrastive.flops_passages):
         raise UsageError(
             "contrastive.flops_questions and flops_passages are for sparse encoders; set encoder.pooling=splade, or leave "
             "them out"
         )
-    if sparse and (config.contrastive.matryoshka or config.index_aware.kind != "none"):
+    if encoder.sparse and (config.contrastive.matryoshka or config.index_aware.kind != "none"):
         raise UsageError(
             "contrastive.matryoshka and index_aware are for dense encoders; leave them out with encoder.pooling=splade"
         )

@@ -21,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
@@ -110,7 +109,7 @@ def make_step(
                 loss, metrics = loss_on()
             else:  # a side road: the scores are those of a quantised index
                 loss, metrics = loss_on_index(program.index_aware, state.codes, loss_on)
-            if isinstance(program.encoder, DualEncoderConfig) and program.encoder.sparse:
+            if program.encoder.sparse:
                 added, entries = sparsity(program.contrastive, state.step, q, p, own)
                 loss, metrics = loss + added, {**metrics, **entries}
             return loss, (metrics, p)

@@ -154,9 +154,7 @@ def _embed_texts(
     else:
         chunks = PaddedChunks.of(rows.tokens, rows.lengths, keys, chunk=chunk, widths=widths, together=together)
     # All devices look up a split table together, which `embed_rows` does.
-    # A sparse encoder's table scores the vocabulary as well: its gradient is not of the looked-up rows alone.
-    tied = isinstance(program.encoder, DualEncoderConfig) and program.encoder.sparse
-    words = None if program.shard_parameters or tied else word_table(tower_params)
+    words = None if program.shard_parameters else word_table(tower_params)
     keep = False
     if program.activation_bytes:
         needed = kept_bytes(embed_rows, words, tower_params, frozen, chunks)
