@@ -106,6 +106,15 @@ def test_vectors_are_those_of_sentence_transformers(
     jaxretr.export(encoder, to="huggingface", out=tmp_path / "hf")
     jaxretr.verify(tmp_path / "hf", library="transformers")
     np.testing.assert_array_equal(SparseEncoder.from_pretrained(tmp_path / "hf").encode_passages(TEXTS), ours)
+    two = encoder.replaced(
+        dataclasses.replace(encoder.config, shared=False),
+        {"question": encoder.params["shared"], "passage": jax.tree.map(lambda x: 1.01 * x, encoder.params["shared"])},
+    )
+    for to in ("huggingface", "sentence-transformers"):
+        jaxretr.export(two, to=to, out=tmp_path / f"two-{to}")
+        again = SparseEncoder.from_pretrained(tmp_path / f"two-{to}")
+        assert not again.config.shared
+        np.testing.assert_array_equal(again.encode_passages(TEXTS), two.encode_passages(TEXTS))
     encoder.save(tmp_path / "saved")
     np.testing.assert_array_equal(SparseEncoder.from_pretrained(tmp_path / "saved").encode_passages(TEXTS), ours)
     sparse = encoder.sparse("passage", TEXTS)

@@ -14,7 +14,7 @@ from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
-from jaxretr.models.embed import WORDS_HEAD, DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.hub import adapter_folder, adapter_formats, sentence_transformers
 from jaxretr.models.hub.encoder_params import check_sizes
 from jaxretr.models.hub.export_note import FORMAT as EXPORT_FORMAT
@@ -82,9 +82,7 @@ def load(
             loaded = load_hugging_face(folder, passage_path, tokenizer, pooling)
         if adapter is not None:
             loaded = _with_adapter(loaded, adapter, base)
-    return _with_towers(
-        _with_words_head(_with_pooling(loaded, pooling, path_or_name), path_or_name), shared, path_or_name
-    )
+    return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
 
 
 def _base_of(folder: Path) -> Path:
@@ -155,26 +153,14 @@ def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded
     if pooling not in (None, *get_args(Pooling)):
         raise UserError(f"pooling {pooling!r} is not supported; use {' or '.join(map(repr, get_args(Pooling)))}")
     stated = loaded.config.pooling
-    if pooling is not None and "pooling" in loaded.guessed:
+    # A sparse encoder's head was read where the folder was: it is not among the parameters of another pooling.
+    if pooling is not None and "pooling" in loaded.guessed and (pooling == "splade") == loaded.config.sparse:
         return loaded._replace(config=dataclasses.replace(loaded.config, pooling=pooling))
     if pooling not in (None, stated):
         raise UserError(
             f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
         )
     return loaded
-
-
-def _with_words_head(loaded: Loaded, where: Any) -> Loaded:
-    """Put the head of masked language modelling into the towers of a sparse encoder that does not have it there."""
-    if not loaded.config.sparse or all(WORDS_HEAD in tower for tower in loaded.params.values()):
-        return loaded
-    if loaded.mlm_head is None:
-        raise UserError(
-            f"{where}: pooling 'splade' needs a head of masked language modelling, and there is none; give the encoder's "
-            "...ForMaskedLM folder, or train a head with a config of kind mlm"
-        )
-    params = {name: {**tower, WORDS_HEAD: loaded.mlm_head} for name, tower in loaded.params.items()}
-    return loaded._replace(params=params, mlm_head=None)
 
 
 def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:

@@ -53,13 +53,13 @@ def load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: 
             raise UserError(
                 f"{folder}: is DPR's question encoder alone; give passage_path, the context encoder's folder"
             )
-        params = {"shared": _tower(question)}
+        params = {"shared": _tower(question, folder, pooling)}
     else:
         second = resolve(passage_path)
         passage = read_checkpoint(second, expect="dpr-context")
-        params = _two_towers(question, passage, f"{folder} and {second}")
+        params = _two_towers(question, passage, folder, second, pooling)
     config = _config(question.config, params, pooling=pooling or default_pooling(question.config))
-    head = question.mlm_head if passage_path is None else None
+    head = question.mlm_head if passage_path is None and not config.sparse else None
     loaded = load_tokenizer(tokenizer or folder)
     if not reads_pairs(loaded):
         config = dataclasses.replace(config, passage_template="joined")
@@ -73,7 +73,7 @@ def load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
     if tokenizer is None:
         raise UserError(f"{file}: a .cp file has no tokenizer; give the folder of bert-base-uncased's as tokenizer")
     question, passage = read_dpr_cp(file)
-    params = _two_towers(question, passage, str(file))
+    params = _two_towers(question, passage, file)
     return Loaded(_config(question.config, params), params, load_tokenizer(tokenizer))
 
 
@@ -84,14 +84,7 @@ def load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None =
     loaded = load_tokenizer(tokenizer or modules.transformer)
     if modules.lower_case:
         loaded = _lower_casing(loaded)
-    tower: Params = {BACKBONE: checkpoint.params}
-    if modules.pooling == "splade":
-        if checkpoint.mlm_head is None:
-            raise UserError(
-                f"{modules.transformer}: a sparse encoder needs a head of masked language modelling, and there is none; copy "
-                "the folder again"
-            )
-        tower[WORDS_HEAD] = checkpoint.mlm_head
+    tower = _tower(checkpoint, modules.transformer, modules.pooling)
     inner, last = modules.dense[:-1], modules.dense[-1:]
     if inner:
         tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(inner)}
@@ -169,12 +162,27 @@ def _config(backbone: Backbone, params: Params, **settings: Any) -> DualEncoderC
     return DualEncoderConfig(backbone, **{**defaults, **settings})
 
 
-def _tower(checkpoint: EncoderCheckpoint) -> Params:
+def _tower(checkpoint: EncoderCheckpoint, where: Path, pooling: Pooling | None = None) -> Params:
+    """Return the parameters of a tower, a sparse encoder's with its head of masked language modelling."""
     tower: Params = {BACKBONE: checkpoint.params}
+    if pooling == "splade":
+        if checkpoint.mlm_head is None:
+            raise UserError(
+                f"{where}: pooling 'splade' needs a head of masked language modelling, and there is none; give the "
+                "encoder's ...ForMaskedLM folder, or train a head with a config of kind mlm"
+            )
+        tower[WORDS_HEAD] = checkpoint.mlm_head
     return tower if checkpoint.projection is None else {**tower, "projection": checkpoint.projection}
 
 
-def _two_towers(question: EncoderCheckpoint, passage: EncoderCheckpoint, where: str) -> Params:
+def _two_towers(
+    question: EncoderCheckpoint,
+    passage: EncoderCheckpoint,
+    folder: Path,
+    second: Path | None = None,
+    pooling: Pooling | None = None,
+) -> Params:
+    where = f"{folder} and {second}" if second else str(folder)
     shapes = [
         {
             **dataclasses.asdict(checkpoint.config),
@@ -187,4 +195,7 @@ def _two_towers(question: EncoderCheckpoint, passage: EncoderCheckpoint, where: 
         one, other = (shape[name] for shape in shapes)
         if one != other:
             raise UserError(f"{where}: the towers must be of one shape, but {name} is {one} and {other}")
-    return {"question": _tower(question), "passage": _tower(passage)}
+    return {
+        "question": _tower(question, folder, pooling),
+        "passage": _tower(passage, second or folder, pooling),
+    }
