@@ -35,6 +35,7 @@ import numpy as np
 from jaxretr.data.arrays import read_array, write_npy
 from jaxretr.embeddings.index_folder import read_ids, write_ids
 from jaxretr.embeddings.vector_files import (
+    SparseRows,
     StoredDtype,
     bytes_a_row,
     dequantise,
@@ -284,9 +285,8 @@ class EmbeddingStore:
             raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is not a finite {stored}; {remedy}")
         arrays = quantise(values) if dtype.endswith("int8") else (values,)
         if is_sparse(dtype):
-            present = arrays[0] != 0
-            entries = np.nonzero(present)[1].astype(entry_dtype(self.meta.dim))
-            arrays = (arrays[0][present], *arrays[1:], entries, present.sum(axis=1, dtype=np.int32))
+            rows = SparseRows.of(arrays[0])
+            arrays = (rows.weights, *arrays[1:], rows.entries, rows.counts)
         for path, array in zip(self._paths(shard), arrays, strict=True):
             write_whole(path, functools.partial(write_npy, values=array), "wb")
         self._write_record(self._record_path(shard), self._paths(shard), truncated=cut)
@@ -400,10 +400,14 @@ class EmbeddingStore:
         except UserError:
             return False
 
+    @property
+    def _parts(self) -> list[str]:
+        """The names of a shard's files, in the order in which they are written."""
+        scales = ["scales"] if self.meta.dtype.endswith("int8") else []
+        return ["embeddings", *scales, *(["entries", "counts"] if is_sparse(self.meta.dtype) else [])]
+
     def _paths(self, shard: int) -> list[Path]:
-        names = ["embeddings", "scales"] if self.meta.dtype.endswith("int8") else ["embeddings"]
-        names += ["entries", "counts"] if is_sparse(self.meta.dtype) else []
-        return [self.folder / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in names]
+        return [self.folder / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in self._parts]
 
     def _record_path(self, shard: int) -> Path:
         return self.folder / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.json"
@@ -438,40 +442,33 @@ class EmbeddingStore:
         """The shard's memory maps, its numbers and the scales of int8; sparse vectors as an array of all dimensions."""
         if not is_sparse(self.meta.dtype):
             return self._files(shard)
-        entries, weights, counts = self.sparse_rows(shard)
-        values = np.zeros((len(counts), self.meta.dim), np.float32)
-        values[np.repeat(np.arange(len(counts)), counts), entries] = weights
-        return [values]
+        return [self.sparse_rows(shard).dense(self.meta.dim)]
 
-    def sparse_rows(self, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The dimensions of a shard's sparse vectors that are not 0, integers [P], row behind row, their values, float32
-        [P], and how many each row has, int32 [rows]."""
+    def sparse_rows(self, shard: int) -> SparseRows:
+        """The sparse vectors of a shard, whose weights are float32."""
         numbers, *scales, entries, counts = self._files(shard)
         if len(entries) and entries.max() >= self.meta.dim:
             raise UserError(f"{self._paths(shard)[-2]}: a dimension of {entries.max()} in {self.meta.dim}; {_AGAIN}")
         weights = numbers.astype(np.float32)
-        return entries, weights * np.repeat(scales[0], counts) if scales else weights, counts
+        return SparseRows(entries, weights * np.repeat(scales[0], counts) if scales else weights, counts)
 
     def _files(self, shard: int) -> list[np.ndarray]:
         """The memory maps of a shard's files."""
         start, stop = self.meta.span(shard)
-        dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
+        shapes = {"embeddings": (stop - start, self.meta.dim), "scales": (stop - start,)}
         paths = self._paths(shard)
         if self._cache is not None:
             digests = self._record(shard)["sha256"]
             paths = self._cache.get({path.name: digests[path.name] for path in paths}, _AGAIN)
+        dtypes = {"embeddings": self.meta.dtype.removeprefix("sparse-"), "scales": "float32"}
         if is_sparse(self.meta.dtype):
             counts = read_array(paths[-1], "int32", (stop - start,), _AGAIN)
-            number = (int(counts.sum(dtype=np.int64)),)
-            dtypes = [
-                self.meta.dtype.removeprefix("sparse-"),
-                *dtypes[1 : len(paths) - 2],
-                entry_dtype(self.meta.dim).name,
-            ]
-            shapes = [number, *shapes[1 : len(paths) - 2], number]
-            return [*(read_array(*facts, _AGAIN) for facts in zip(paths, dtypes, shapes, strict=False)), counts]
-        facts = zip(paths, dtypes, shapes, strict=False)
-        return [read_array(path, dtype, shape, _AGAIN) for path, dtype, shape in facts]
+            present = (int(counts.sum(dtype=np.int64)),)
+            shapes |= {"embeddings": present, "entries": present, "counts": counts.shape}
+            dtypes |= {"entries": entry_dtype(self.meta.dim).name, "counts": "int32"}
+        return [
+            read_array(path, dtypes[name], shapes[name], _AGAIN) for path, name in zip(paths, self._parts, strict=True)
+        ]
 
     def _cut_if_whole(self, shard: int) -> int | None:
         """The number of texts of a shard that were cut; None where the shard has to be written (again)."""

@@ -4,7 +4,7 @@ int8 numbers have one float32 scale a row in a second file; a row is its integer
 coordinate being 127 of them. Of sparse vectors only the numbers that are not 0 are stored, with their dimensions.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import ml_dtypes  # noqa: F401  # Makes the name bfloat16 known to numpy.
 import numpy as np
@@ -35,6 +35,33 @@ def is_sparse(dtype: str) -> bool:
 def entry_dtype(dim: int) -> np.dtype:
     """The dtype of the stored dimensions of sparse vectors of D dimensions."""
     return np.dtype(np.uint16 if dim <= 1 << 16 else np.int32)
+
+
+class SparseRows(NamedTuple):
+    """Rows of vectors as their numbers that are not 0.
+
+    Attributes:
+      entries: their dimensions, integers [P], row behind row.
+      weights: the numbers, [P].
+      counts: how many each row has, int32 [n].
+    """
+
+    entries: np.ndarray
+    weights: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> "SparseRows":
+        """Return the rows of vectors [n, D]."""
+        present = vectors != 0
+        entries = np.nonzero(present)[1].astype(entry_dtype(vectors.shape[1]))
+        return cls(entries, vectors[present], present.sum(axis=1, dtype=np.int32))
+
+    def dense(self, dim: int) -> np.ndarray:
+        """Return the vectors with all their D dimensions, float32 [n, D]."""
+        vectors = np.zeros((len(self.counts), dim), np.float32)
+        vectors[np.repeat(np.arange(len(self.counts)), self.counts), self.entries] = self.weights
+        return vectors
 
 
 def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
