@@ -32,7 +32,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.embeddings.embedding_store import EmbeddingStore
-from jaxretr.indexes.exact.sparse import SparseIndex, sparse_rows
+from jaxretr.embeddings.vector_files import SparseRows
+from jaxretr.indexes.exact.sparse import SparseIndex
 from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.opening import open_index
 from jaxretr.losses.contrastive import NO_PASSAGE
@@ -154,11 +155,11 @@ def test_bad_folders_and_uses(
         own = dataclasses.replace(art.encoder, path=path, pooling="splade", normalise=False)
         ArtRun(dataclasses.replace(art, encoder=own), make_mesh(jax.devices()[:1]), tmp_path / "art")
     with pytest.raises(UserError, match="no negative numbers"):
-        SparseIndex([sparse_rows(np.array([[0.0, -1.0]], np.float32))], 2)
+        SparseIndex([SparseRows.of(np.array([[0.0, -1.0]], np.float32))], 2)
     with pytest.raises(UserError, match=r"questions have the shape \[1, 3\]; give \[B, 2\]"):
-        SparseIndex([sparse_rows(np.eye(2, dtype=np.float32))], 2).search_rows(np.ones((1, 3)), 1)
+        SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.ones((1, 3)), 1)
     with pytest.raises(UserError, match="finite numbers that are not negative"):
-        SparseIndex([sparse_rows(np.eye(2, dtype=np.float32))], 2).search_rows(np.array([[-1.0, 1.0]]), 1)
+        SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.array([[-1.0, 1.0]]), 1)
 
 
 # ---- stores and search -----------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_random_vectors_with_ties_and_empty_rows(seed: int) -> None:
     dense[rng.integers(0, rows, 30)] = 0
     questions = rng.integers(1, 4, (20, dim)) * (rng.random((20, dim)) < 0.2)
     questions[7] = 0
-    index = SparseIndex([sparse_rows(part.astype(np.float32)) for part in np.array_split(dense, 7)], dim)
+    index = SparseIndex([SparseRows.of(part.astype(np.float32)) for part in np.array_split(dense, 7)], dim)
     allowed = rng.random(rows) < 0.5
     for mask in (None, allowed, np.zeros(rows, bool)):
         exact = questions @ dense.T  # whole numbers: ties are ties
@@ -254,7 +255,7 @@ def test_random_vectors_with_ties_and_empty_rows(seed: int) -> None:
 def test_products_that_are_too_small_for_float32_are_no_hits() -> None:
     rng = np.random.default_rng(3)
     dense = (rng.random((20, 50)) * 0.3 * (rng.random((20, 50)) < 0.5)).astype(np.float32)
-    index = SparseIndex([sparse_rows(dense)], 50)
+    index = SparseIndex([SparseRows.of(dense)], 50)
     tiny, some = np.full((1, 50), 1e-45, np.float32), np.zeros((1, 50), np.float32)
     some[0, :3], some[0, 10] = 1e-45, 1.0
     _, rows = index.search_rows(tiny, 20)

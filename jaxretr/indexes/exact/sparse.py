@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore
+from jaxretr.embeddings.vector_files import SparseRows
 from jaxretr.indexes.bm25.postings import Postings, Statistics
 from jaxretr.indexes.exact import unique_ids
 from jaxretr.indexes.exact.shares import merge_hits
@@ -20,10 +21,6 @@ from jaxretr.runtime.progress import Progress
 
 # Passages whose vectors exist with all their dimensions at a time.
 _ROWS = 512
-
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Sparse rows: the dimensions that are not 0, integers [P], row behind row; their values, float32 [P]; and how many each
-row has, int32 [N]."""
 
 
 class SparseIndex:
@@ -40,9 +37,9 @@ class SparseIndex:
       UserError: a value is negative.
     """
 
-    def __init__(self, rows: Iterable[Rows], dim: int):
+    def __init__(self, rows: Iterable[SparseRows], dim: int):
         parts = list(rows)
-        entries, weights, counts = (np.concatenate([part[i] for part in parts]) for i in range(3))
+        entries, weights, counts = map(np.concatenate, zip(*parts, strict=True))
         if len(weights) and weights.min() < 0:
             raise UserError("sparse vectors have no negative numbers; give a sparse encoder's")
         holders = np.bincount(entries, minlength=dim)
@@ -93,12 +90,6 @@ class SparseIndex:
         return scores, rows
 
 
-def sparse_rows(vectors: np.ndarray) -> Rows:
-    """Return vectors [n, D] as sparse rows."""
-    present = vectors != 0
-    return np.nonzero(present)[1].astype(np.int32), vectors[present], present.sum(axis=1, dtype=np.int32)
-
-
 def of_corpus(
     encoder: TextEncoder, corpus: Corpus, batch_size: int | None
 ) -> Callable[[np.ndarray, int], tuple[np.ndarray, Sequence[Sequence[str]]]]:
@@ -109,7 +100,7 @@ def of_corpus(
         found = encoder.encode_pieces(
             "passage", pieces, batch_size=batch_size, total=len(corpus), advance=progress.advance
         )
-        index = SparseIndex((sparse_rows(vectors) for vectors, _ in found), encoder.config.embedding_size)
+        index = SparseIndex((SparseRows.of(vectors) for vectors, _ in found), encoder.config.embedding_size)
 
     def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
         scores, rows = index.search_rows(vectors, k)
