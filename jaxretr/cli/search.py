@@ -1,12 +1,16 @@
 """`jaxretr search`: finds the passages of questions in an index of any kind."""
 
 import argparse
+import re
 from pathlib import Path
+from typing import Any
 
 from jaxretr.cli.parsing import Commands, add_model, add_processes, add_rerank, add_run, check_documents, given
 from jaxretr.runtime.errors import UsageError
 
 SEARCH = "jaxretr.indexes.searching:search"
+
+_CONDITIONS = {"=": "in", "!=": "not_in", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,6 +21,7 @@ def add_commands(commands: Commands) -> None:
         "With several processes, each searches its share of the store.",
         "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --where 'year>=2015' --where 'year<2020'\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --rerank reranker",
     )
     add_model(parser)
@@ -26,7 +31,7 @@ def add_commands(commands: Commands) -> None:
     group = parser.add_argument_group("filters", "a passage must pass every filter")
     options = parser.options_of(SEARCH, to=group)
     options.add("allow", "deny", type=Path, action="store", metavar="FILE")
-    options.add("where", metavar="FIELD=VALUE", action="append", type=_equality)
+    options.add("where", metavar="CONDITION", action="append", type=_comparison)
     add_run(parser, parser.options_of(SEARCH))
     parser.options_of(SEARCH).add("batch_size")
     add_rerank(parser, SEARCH)
@@ -41,6 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.cli.outputs import say_written
     from jaxretr.cli.process import typed
     from jaxretr.data.readers import read_corpus, read_questions
+    from jaxretr.indexes.filters import BOUNDS
     from jaxretr.indexes.opening import has_texts
     from jaxretr.indexes.searching import search
     from jaxretr.runtime.parallel.hosts import agree, program_facts, stops_when_asked, together
@@ -60,9 +66,12 @@ def run(args: argparse.Namespace) -> None:
         # Find every error of the input before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
         corpus = None if args.corpus is None or (trec and rerank is None) else read_corpus(args.corpus)
-        where: dict[str, list[str]] = {}
-        for field, value in args.where or ():
-            where.setdefault(field, []).append(value)
+        where: dict[str, dict[str, Any]] = {}
+        for field, name, value in args.where or ():
+            parts = where.setdefault(field, {})
+            if name in BOUNDS and name in parts:
+                raise UsageError(f"--where: two bounds {name} of {field}; give the narrower one")
+            parts[name] = value if name in BOUNDS else [*parts.get(name, ()), value]
         found = search(
             lambda: load_model(args),
             **given(args, "search") | {"queries": questions, "where": where},
@@ -77,8 +86,10 @@ def run(args: argparse.Namespace) -> None:
             say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")
 
 
-def _equality(text: str) -> tuple[str, str]:
-    field, equals, value = text.partition("=")
-    if not equals or not field:
-        raise argparse.ArgumentTypeError(f"'{text}' is not FIELD=VALUE; give, for example, language=en")
-    return field, value
+def _comparison(text: str) -> tuple[str, str, str]:
+    """A field, the name of a condition, and the value."""
+    found = re.fullmatch(r"([^=!<>]+)(=|!=|<=|<|>=|>)(.*)", text, re.DOTALL)
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not FIELD=VALUE; give, for example, language=en or 'year>=2020'")
+    field, sign, value = found.groups()
+    return field, _CONDITIONS[sign], value

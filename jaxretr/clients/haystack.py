@@ -16,6 +16,9 @@ from jaxretr.runtime.errors import UsageError, import_package
 _haystack: Any = import_package("haystack", "haystack-ai")
 _component: Any = _haystack.component
 
+# The conditions of a search for Haystack's comparisons; "" and a list of values need none.
+_CONDITIONS = {"==": "", "in": "", "!=": "not_in", "not in": "not_in", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+
 
 @_component
 class JaxretrTextEmbedder:
@@ -63,7 +66,7 @@ class JaxretrRetriever:
 
         Args:
           query: the question.
-          filters: Haystack's filters, with "==", "in" and AND on fields of the metadata; they replace `where`.
+          filters: Haystack's filters: comparisons of fields of the metadata, and AND; they replace `where`.
           top_k: the number of documents; None: k.
 
         Returns:
@@ -96,37 +99,39 @@ def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert Haystack's filters to fields and values.
 
     Args:
-      filters: {"field": "meta.lang", "operator": "==", "value": "en"}, "in" with a list, or
+      filters: {"field": "meta.lang", "operator": "==", "value": "en"}; !=, <, <=, >, >=; "in" and "not in" with a list; or
         {"operator": "AND", "conditions": [...]} of these.
 
     Returns:
-      Field -> the value, or the list of values.
+      Field -> the value, the list of values, or a condition.
 
     Raises:
-      UsageError: another operator, a condition that lacks a part, or a field twice.
+      UsageError: another operator, a condition that lacks a part, or a field twice with the same operator.
     """
     if not isinstance(filters, Mapping):
         raise UsageError(f"filters: a {type(filters).__name__} is no condition; give field, operator and value")
     operator, where = filters.get("operator"), {}
-    if operator not in ("AND", "==", "in"):
-        raise UsageError(f"filters: operator {operator!r} is not supported; use ==, in and AND")
+    if operator not in ("AND", *_CONDITIONS):
+        raise UsageError(f"filters: operator {operator!r} is not supported; use {', '.join(_CONDITIONS)} and AND")
     for name in ("conditions",) if operator == "AND" else ("field", "value"):
         if filters.get(name) is None and (name != "value" or name not in filters):  # A field may be null.
             raise UsageError(f"filters: the operator {operator!r} lacks its {name!r}; give it")
     if operator == "AND":
         for condition in filters["conditions"]:
             for name, value in where_of(condition).items():
-                if name in where:
-                    raise UsageError(f"filters: {name} is named twice; join its values with 'in'")
-                where[name] = value
+                known = where.setdefault(name, {})
+                both = isinstance(known, dict) and isinstance(value, dict) and not known.keys() & value.keys()
+                if known != {} and not both:
+                    raise UsageError(f"filters: {name} is named twice; join its values with 'in' or 'not in'")
+                where[name] = known | value if isinstance(value, dict) else value
         return where
     name, value = str(filters["field"]).removeprefix("meta."), filters["value"]
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        if operator == "in":
-            raise UsageError(f"filters: {name}: 'in' takes a list of values; give one, or use ==")
-    elif operator == "==":
-        raise UsageError(f"filters: {name}: == takes a single value; use 'in' for several")
-    return {name: value}
+        if operator in ("in", "not in"):
+            raise UsageError(f"filters: {name}: '{operator}' takes a list of values; give one, or use == or !=")
+    elif operator not in ("in", "not in"):
+        raise UsageError(f"filters: {name}: {operator} takes a single value; use 'in' or 'not in' for several")
+    return {name: {_CONDITIONS[operator]: value} if _CONDITIONS[operator] else value}
 
 
 def _address(source: Any) -> dict[str, Any]:

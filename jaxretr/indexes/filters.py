@@ -1,7 +1,10 @@
-"""Filters of the rows that a search may find: ids to allow or to deny, and fields that must have a value."""
+"""Filters of the rows that a search may find: ids to allow or to deny, and conditions on the values of fields."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, TypedDict
 
@@ -13,6 +16,72 @@ from jaxretr.runtime.errors import UserError, did_you_mean
 Value = str | int | float | bool | None
 Metadata = Mapping[str, Sequence[Value]]
 Where = Mapping[str, Any]
+
+BOUNDS = ("gt", "gte", "lt", "lte")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a passage's value of a field must meet, all of it.
+
+    Attributes:
+      one_of: values of which it must be one; None: any.
+      none_of: values that it must not be. A passage without the field passes, unless None is among them.
+      bounds: (gt, gte, lt or lte, number or text) of one kind. Numbers are within bounds that are numbers, texts within
+        those that are texts, in the order of their characters' numbers; truth values and None are within none.
+    """
+
+    one_of: tuple[Value, ...] | None = None
+    none_of: tuple[Value, ...] = ()
+    bounds: tuple[tuple[str, int | float | str], ...] = ()
+
+
+class Column:
+    """The values of a field in N rows, as codes of the different ones."""
+
+    def __init__(self, values: Iterable[Value]):
+        """Number the different values in the order in which they come."""
+        self._code_of: dict[tuple[type, Value], int] = {}
+        codes = [self._code_of.setdefault(key_of(value), len(self._code_of)) for value in values]
+        self._codes = np.array(codes, np.int32)
+
+    def mask(self, condition: Condition) -> np.ndarray:
+        """The rows that meet a condition, bool [N]."""
+        return self._passing(condition)[self._codes]
+
+    def values(self, condition: Condition) -> list[Value]:
+        """The different values that meet a condition."""
+        return [value for (_, value), passes in zip(self._code_of, self._passing(condition), strict=True) if passes]
+
+    def _passing(self, condition: Condition) -> np.ndarray:
+        """Whether each of the different values meets a condition, bool."""
+        passes = np.full(len(self._code_of), not condition.bounds and condition.one_of is None)
+        if condition.bounds:
+            values, codes = self._sorted[type(condition.bounds[0][1]) is str]
+            begin, end = 0, len(values)
+            for name, bound in condition.bounds:
+                place = (bisect_right if name in ("gt", "lte") else bisect_left)(values, bound)
+                begin, end = (max(begin, place), end) if name in ("gt", "gte") else (begin, min(end, place))
+            passes[codes[begin:end]] = True
+        if condition.one_of is not None:
+            named = np.zeros_like(passes)
+            named[self._known(condition.one_of)] = True
+            passes = named & passes if condition.bounds else named
+        passes[self._known(condition.none_of)] = False
+        return passes
+
+    def _known(self, values: Iterable[Value]) -> list[int]:
+        codes = (self._code_of.get(key_of(value)) for value in values)
+        return [code for code in codes if code is not None]
+
+    @cached_property
+    def _sorted(self) -> tuple[tuple[list[Any], np.ndarray], ...]:
+        """The different numbers and the different texts in ascending order, with their codes."""
+        found = []
+        for kinds in ((int, float), (str,)):
+            pairs = sorted((value, code) for (_, value), code in self._code_of.items() if type(value) in kinds)
+            found.append(([value for value, _ in pairs], np.array([code for _, code in pairs], np.int64)))
+        return tuple(found)
 
 
 class FilterOptions(TypedDict, total=False):
@@ -26,8 +95,8 @@ class FilterOptions(TypedDict, total=False):
 class Filters:
     """The ids and fields of N rows, and masks made of them.
 
-    A mask lets a row pass that is in `allow` (where that is given), is not in `deny`, and has for every field of
-    `where` the value, or one of the values, given there.
+    A mask lets a row pass that is in `allow` (where that is given), is not in `deny`, and meets the condition on every
+    field of `where`.
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
@@ -50,7 +119,7 @@ class Filters:
         self.metadata = {field: _values(field, values, rows) for field, values in (metadata or {}).items()}
         self._ids = ids
         self._row_of: dict[str, int] | None = None
-        self._codes: dict[str, tuple[np.ndarray, dict[tuple[type, Value], int]]] = {}
+        self._columns: dict[str, Column] = {}
 
     def mask(
         self, allow: Iterable[str] | None = None, deny: Iterable[str] | None = None, where: Where | None = None
@@ -58,7 +127,7 @@ class Filters:
         """The rows that pass, bool [N]; None where nothing is asked for.
 
         Raises:
-          UserError: an id or a field that is not there.
+          UserError: an id or a field that is not there, or no condition.
         """
         if allow is None and deny is None and not where:
             return None
@@ -68,10 +137,10 @@ class Filters:
             mask[self._rows_of("allow", allow)] = True
         if deny is not None:
             mask[self._rows_of("deny", deny)] = False
-        for field, allowed_values in several_of(where or {}).items():
-            codes, code_of = self._field(field)
-            allowed_codes = [code_of.get(key_of(value)) for value in allowed_values]
-            mask &= np.isin(codes, [code for code in allowed_codes if code is not None])
+        for field, condition in conditions_of(where or {}, self.metadata).items():
+            if field not in self._columns:
+                self._columns[field] = Column(self.metadata[field])
+            mask &= self._columns[field].mask(condition)
         return mask
 
     def _rows_of(self, what: str, ids: Iterable[str]) -> np.ndarray:
@@ -96,15 +165,6 @@ class Filters:
             raise UserError(f"{what}: no id {name!r} among the {self.rows} of the index{hint}")
         return row
 
-    def _field(self, field: str) -> tuple[np.ndarray, dict[tuple[type, Value], int]]:
-        if field not in self.metadata:
-            raise unknown_field(field, self.metadata)
-        if field not in self._codes:
-            code_of: dict[tuple[type, Value], int] = {}
-            codes = [code_of.setdefault(key_of(value), len(code_of)) for value in self.metadata[field]]
-            self._codes[field] = np.array(codes, np.int32), code_of
-        return self._codes[field]
-
 
 def unknown_field(field: str, known: Iterable[str]) -> UserError:
     """The error for a field that an index does not have."""
@@ -113,25 +173,31 @@ def unknown_field(field: str, known: Iterable[str]) -> UserError:
     return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {listing}'}")
 
 
-def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
-    """The values that a row may have in each field, checked, for an index that compares them itself.
+def conditions_of(where: Where, known: Iterable[str] | None = None) -> dict[str, Condition]:
+    """Field -> its condition, checked.
 
     Args:
-      where: field -> the value, or several.
-      known: the index's fields.
+      where: field -> the value that a passage must have there; or several, of which it must have one; or a condition, as an
+        object with gt, gte, lt, lte (numbers or texts), in and not_in (a value or several), which must all be met.
+      known: the index's fields; None: any.
 
     Raises:
-      UserError: a field that is not there, or a value that no field holds.
+      UserError: a field that is not there, a value that no field holds, such as a list within a list, or no condition.
     """
-    names, values_of = list(known), {}
-    for field, allowed_values in several_of(where).items():
-        if field not in names:
+    if not isinstance(where, Mapping):
+        raise UserError(f"where={where!r} is no mapping; give {{field: value}}")
+    names = None if known is None else list(known)
+    conditions: dict[str, Condition] = {}
+    for field, content in where.items():
+        if names is not None and field not in names:
             raise unknown_field(field, names)
-        for value in allowed_values:
-            if not is_value(value):
-                raise _no_value(field, value)
-        values_of[field] = allowed_values
-    return values_of
+        if isinstance(content, Condition):
+            conditions[field] = content
+        elif isinstance(content, Mapping):
+            conditions[field] = _condition(field, content)
+        else:
+            conditions[field] = Condition(one_of=_several(field, content))
+    return conditions
 
 
 def is_value(value: Any) -> bool:
@@ -139,27 +205,36 @@ def is_value(value: Any) -> bool:
     return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
 
 
-def several_of(where: Where) -> dict[str, list[Value]]:
-    """Field -> the values of which a row must have one there.
+def _condition(field: str, parts: Mapping[str, Any]) -> Condition:
+    """The condition that an object states."""
+    names = (*BOUNDS, "in", "not_in")
+    for name in parts:
+        if name not in names:
+            hint = did_you_mean(str(name), names) or f"; there are {', '.join(names)}"
+            raise UserError(f"where {field}: no condition {name!r}{hint}")
+    if not parts:
+        raise UserError(f"where {field}: no condition in it; give {', '.join(names)}, or the value itself")
+    bounds = tuple((name, scalar_of(parts[name])) for name in BOUNDS if name in parts)
+    for name, bound in bounds:
+        if type(bound) is not str and (type(bound) not in (int, float) or not math.isfinite(bound)):
+            raise UserError(f"where {field}: {name} is {bound!r}; give a finite number or a text")
+    if len({type(bound) is str for _, bound in bounds}) > 1:
+        raise UserError(f"where {field}: one bound is a text, another a number; give bounds of one kind")
+    one_of = _several(field, parts["in"]) if "in" in parts else None
+    return Condition(one_of, _several(field, parts.get("not_in", ())), bounds)
 
-    Raises:
-      UserError: a value that no field holds, such as a list within a list.
-    """
-    if not isinstance(where, Mapping):
-        raise UserError(f"where={where!r} is no mapping; give {{field: value}}")
-    values_of: dict[str, list[Value]] = {}
-    for field, content in where.items():
-        content = content.tolist() if isinstance(content, np.ndarray) else content
-        several = isinstance(content, Iterable) and not isinstance(content, str | bytes | Mapping)
-        values_of[field] = [scalar_of(value) for value in (content if several else [content])]
-        for value in values_of[field]:
-            if value is not None and not isinstance(value, str | int | float):
-                raise _no_value(field, value)
-    return values_of
 
-
-def _no_value(field: str, value: Any) -> UserError:
-    return UserError(f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None")
+def _several(field: str, content: Any) -> tuple[Value, ...]:
+    """The value or the values given."""
+    content = content.tolist() if isinstance(content, np.ndarray) else content
+    several = isinstance(content, Iterable) and not isinstance(content, str | bytes | Mapping)
+    values = tuple(scalar_of(value) for value in (content if several else [content]))
+    for value in values:
+        if not is_value(value):
+            raise UserError(
+                f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None"
+            )
+    return values
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

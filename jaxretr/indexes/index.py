@@ -81,7 +81,8 @@ class SearchOptions:
     Attributes:
       exact: score every passage instead of using an approximate index.
       target_recall: a target that the approximate index was built for; None: its first.
-      where: field -> the value that a passage must have there, or several values, one of which it must have.
+      where: field -> the value that a passage must have there, several values, one of which it must have, or bounds; see
+        `jaxretr.indexes.filters.conditions_of`.
       allow: ids of the only passages that may be found; None: all. Unknown ids match nothing.
       deny: ids of passages that may not be found.
     """

@@ -1,6 +1,7 @@
 """The filters of `jaxretr.search`, whose ids may be in files and whose fields in the corpus."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
-from jaxretr.indexes.filters import Filters, Where, key_of, nearest, scalar_of, several_of
+from jaxretr.indexes.filters import (
+    Condition,
+    Filters,
+    Value,
+    Where,
+    conditions_of,
+    is_value,
+    key_of,
+    nearest,
+    scalar_of,
+)
 from jaxretr.indexes.index import Index, SearchOptions
 from jaxretr.runtime.errors import UserError, did_you_mean
 
@@ -20,12 +31,13 @@ _IDS = ("_id", "id", "docid")
 class RowFilter:
     """The conditions that a passage must meet to be found by `jaxretr.search`, in every kind of index.
 
-    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same.
+    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same. Bounds are compared as the
+    field's values are: as numbers if it has any, else as texts.
 
     Attributes:
       allow: ids of the only passages to search, or a file with one per line.
       deny: ids of passages to exclude, or a file with one per line.
-      where: field -> the value that a passage must have, or several of which it must have one.
+      where: field -> the value that a passage must have, several of which it must have one, or bounds; see `conditions_of`.
       corpus: JSON lines with the fields that the index itself lacks.
     """
 
@@ -47,33 +59,59 @@ class RowFilter:
         """
         if not self:
             return SearchOptions()
-        where, fields = several_of(self.where or {}), index.facts()["fields"]
+        where, fields = conditions_of(self.where or {}), index.facts()["fields"]
         ids, metadata = index.listing([field for field in where if field in fields])
-        texts_of = {field: [_text(value) for value in values] for field, values in where.items()}
-        columns = {field: [_text(value) for value in values] for field, values in metadata.items()}
+        columns = dict(metadata)
         if missing := [field for field in where if field not in columns]:
             if self.corpus is None:
                 hint = did_you_mean(missing[0], fields) or "; give the corpus, JSON lines that have it"
                 raise UserError(f"where {missing[0]}: the index has no such field{hint}")
             columns |= _corpus_columns(self.corpus, missing, ids, fields, index.name)
-        for field, values in texts_of.items():
-            column_values = set(columns[field])
-            for value in values:
-                if value not in column_values:
-                    hint = nearest(str(value), sorted(filter(None, column_values))) or "; check the spelling"
-                    raise UserError(f"where {field}={value}: no passage has this value{hint}")
+        conditions = {field: _as_in_column(field, wanted, columns[field]) for field, wanted in where.items()}
         allow, deny = _ids_of(self.allow, ids, index.name), _ids_of(self.deny, ids, index.name)
-        mask = Filters(len(ids), ids, columns).mask(allow, deny, texts_of)
+        mask = Filters(len(ids), ids, columns).mask(allow, deny, conditions)
         assert mask is not None
         if not mask.any():
             raise UserError(f"{index.name}: no passage passes the filters; loosen allow, deny or where")
         if missing:
             return SearchOptions(allow=[ids[row] for row in np.flatnonzero(mask).tolist()])
-        typed = {
-            field: list({key_of(value): value for value in values if _text(value) in texts_of[field]}.values())
-            for field, values in metadata.items()
-        }
-        return SearchOptions(where=typed, allow=allow, deny=deny or ())
+        return SearchOptions(where=conditions, allow=allow, deny=deny or ())
+
+
+def _as_in_column(field: str, wanted: Condition, column: Sequence[Value]) -> Condition:
+    """A condition with the values of a column that have the text of those wanted, and bounds of its kind.
+
+    Raises:
+      UserError: no passage has a value, or a bound is no number as the column's values are.
+    """
+    values = {key_of(value): scalar_of(value) for value in column}.values()
+    values_of: dict[str | None, list[Value]] = {}
+    for value in values:
+        values_of.setdefault(_text(value), []).append(value)
+
+    def named(several: Sequence[Value]) -> tuple[Value, ...]:
+        for text in map(_text, several):
+            if text not in values_of:
+                hint = nearest(str(text), sorted(filter(None, values_of))) or "; check the spelling"
+                raise UserError(f"where {field}={text}: no passage has this value{hint}")
+        return tuple(value for text in map(_text, several) for value in values_of[text])
+
+    has_numbers = any(type(value) in (int, float) for value in values)
+    bounds = tuple(
+        (name, _number(field, name, bound) if has_numbers else str(_text(bound))) for name, bound in wanted.bounds
+    )
+    return Condition(None if wanted.one_of is None else named(wanted.one_of), named(wanted.none_of), bounds)
+
+
+def _number(field: str, name: str, bound: int | float | str) -> int | float:
+    number: Any
+    try:
+        number = json.loads(bound) if isinstance(bound, str) else bound
+    except ValueError:
+        number = None
+    if type(number) not in (int, float) or not math.isfinite(number):
+        raise UserError(f"where {field}: {name} is {bound!r}, but the field has numbers; give a number")
+    return number
 
 
 def _ids_of(ids_or_file: Iterable[str] | Path | None, ids: Sequence[str], index: str) -> Any:
@@ -103,11 +141,11 @@ def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
 
 def _corpus_columns(
     corpus: str | Path, fields: Sequence[str], ids: Sequence[str], known: Sequence[str], index: str
-) -> dict[str, list[str | None]]:
+) -> dict[str, list[Value]]:
     """Read fields of the index's passages from JSON lines, None where a passage lacks one; `known` are those of the index."""
     path = find_input(corpus, "corpus.jsonl")
     row_of = {name: row for row, name in enumerate(ids)}
-    columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}
+    columns: dict[str, list[Value]] = {field: [None] * len(ids) for field in fields}
     seen: dict[str, None] = {}
     count = 0
     for number, content in json_lines(path):
@@ -124,7 +162,8 @@ def _corpus_columns(
         values = {**content, **inner} if isinstance(inner, dict) else content
         seen.update(dict.fromkeys(values))
         for field, column in columns.items():
-            column[row] = _text(values.get(field))
+            value = values.get(field)
+            column[row] = value if is_value(value) else _text(value)
     if count < len(ids):
         raise UserError(f"{path}: lacks {len(ids) - count} of the {len(ids)} passages of {index}; give its corpus")
     for field in fields:

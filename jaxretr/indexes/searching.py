@@ -60,7 +60,9 @@ def search(
       allow: ids of the only passages to search. A `Path` is a file with one per line.
       deny: ids of passages to exclude. A `Path` is a file with one per line.
       where: a field of the index's metadata, or of the rows of `corpus` or their "metadata", and its required value. Of
-        several values of a field a passage must have one. Values are compared as text, as JSON writes them.
+        several values of a field a passage must have one. Values are compared as text, as JSON writes them. A dict in
+        place of a value has bounds, gt, gte, lt, lte, or values that a passage must not have: {"year": {"gte": 2020},
+        "language": {"not_in": ["en", "de"]}}. On the command line FIELD=VALUE, FIELD!=VALUE, FIELD>=VALUE, ..., in quotes.
       corpus: the passages' file: JSON lines with the fields for `where`; titles and texts to re-rank or write; by default
         those that the index holds.
       batch_size: questions per batch; by default chosen for the device.

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from jaxretr.runtime.errors import import_extra
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.problems import Forbidden, Problem, invalid, no_such
-from jaxretr.serve.requests import FieldValues, SearchRequest
+from jaxretr.serve.requests import SearchRequest, Where
 from jaxretr.serve.service import Service
 from jaxretr.version import __version__
 
@@ -156,12 +156,7 @@ def make_server(service: Service) -> Any:
         query: Annotated[str, Field(description="a question or a topic in plain words", min_length=1, max_length=8000)],
         index: IndexName = None,
         k: Annotated[int, Field(description="how many documents", ge=1, le=50)] = 5,
-        where: Annotated[
-            dict[str, FieldValues] | None,
-            Field(
-                description="field: the value that a document must have, or a list of values, one of which it must have"
-            ),
-        ] = None,
+        where: Where | None = None,
         max_chars: Annotated[int, Field(description="characters of each text", ge=1, le=10_000)] = 600,
     ) -> FoundDocuments:
         """Find the documents that best answer a question. Texts are cut to max_chars; read on with fetch."""

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator, with_config
+from typing_extensions import TypedDict
 
 MAX_TEXTS = 256
 """The most texts of a request for embeddings."""
@@ -30,6 +31,23 @@ FieldText = Annotated[str, StringConstraints(max_length=4096)]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FieldValue = FieldText | bool | Integer | Number | None
 FieldValues = FieldValue | Annotated[list[FieldValue], Field(max_length=1000)]
+Bound = FieldText | Integer | Number
+FieldCondition = with_config(ConfigDict(strict=True, extra="forbid", title="FieldCondition"))(
+    TypedDict(
+        "FieldCondition",
+        {"gt": Bound, "gte": Bound, "lt": Bound, "lte": Bound, "in": FieldValues, "not_in": FieldValues},
+        total=False,
+    )
+)
+"""What the value of a field must meet, all of it: bounds, of numbers or of texts, and values that it must or may not have."""
+Where = Annotated[
+    dict[FieldName, FieldValues | FieldCondition],
+    Field(
+        max_length=MAX_FIELDS,
+        description="field: the value that a document must have; several values, one of which it must have; or a condition, "
+        'such as {"gte": 2020, "lt": 2024} or {"not_in": ["en"]}',
+    ),
+]
 
 
 class _Request(BaseModel):
@@ -107,11 +125,7 @@ class SearchRequest(Strict):
         default=None, description="in place of a query: the question's vector, made with the model or otherwise"
     )
     k: int = Field(default=10, ge=1, le=MAX_K)
-    where: dict[FieldName, FieldValues] = Field(
-        default_factory=dict,
-        max_length=MAX_FIELDS,
-        description="field: the value that a document must have, or several values, one of which it must have",
-    )
+    where: Where = Field(default_factory=dict)
     allow: list[Id] | None = Field(default=None, max_length=MAX_IDS, description="the only documents that may be found")
     deny: list[Id] = Field(default_factory=list, max_length=MAX_IDS, description="documents that may not be found")
     exact: bool = Field(default=False, description="score every document instead of using an approximate index")

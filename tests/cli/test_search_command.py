@@ -79,6 +79,10 @@ def test_filters_of_a_store_find_the_best_of_what_passes(trained, store, fields,
             ["--corpus", fields, "--where", "year=2001", "--where", "year=2000", "--where", "language=de"],
             [row % 3 < 2 and row % 2 == 1 for row in range(len(ids))],
         ),
+        (
+            ["--corpus", fields, "--where", "year>2000", "--where", "year<=2001", "--where", "language!=de"],
+            [row % 3 == 1 and row % 2 == 0 for row in range(len(ids))],
+        ),
     ]
     for options, passes in cases:
         assert run(*words, *options) == 0
@@ -120,6 +124,8 @@ def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
         (["--where", "langage=en", "--corpus", "{fields}"], "has such a field; did you mean 'language'?"),
         (["--where", "language=eng", "--corpus", "{fields}"], "no passage has this value; did you mean 'en'?"),
         (["--where", "language", "--corpus", "{fields}"], "'language' is not FIELD=VALUE"),
+        (["--where", "year>1", "--where", "year>2", "--corpus", "{fields}"], "--where: two bounds gt of year"),
+        (["--where", "year>x", "--corpus", "{fields}"], "where year: gt is 'x', but the field has numbers"),
         (["--where", "year=2000", "--deny", "{all}", "--corpus", "{fields}"], "no passage passes the filters"),
     ],
 )

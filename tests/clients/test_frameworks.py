@@ -146,7 +146,7 @@ def test_a_haystack_pipeline_in_a_file_has_no_key(
 @pytest.mark.parametrize(
     ("filters", "said"),
     [
-        ({"field": "meta.n", "operator": ">", "value": 3}, "operator '>' is not supported; use ==, in and AND"),
+        ({"field": "meta.n", "operator": "~", "value": 3}, "operator '~' is not supported; use ==, in, !=, .* and AND"),
         ({"operator": "OR", "conditions": []}, "operator 'OR'"),
         (
             {"operator": "AND", "conditions": [{"field": "a", "operator": "==", "value": v} for v in (1, 2)]},
@@ -155,6 +155,12 @@ def test_a_haystack_pipeline_in_a_file_has_no_key(
         ({"field": "meta.a", "operator": "=="}, "lacks its 'value'"),
         ({"operator": "in", "value": [1]}, "lacks its 'field'"),
         ({"operator": "AND"}, "lacks its 'conditions'"),
+        (
+            {"operator": "AND", "conditions": [{"field": "a", "operator": "<", "value": v} for v in (1, 2)]},
+            "a is named twice",
+        ),
+        ({"field": "meta.a", "operator": "not in", "value": "ab"}, "a: 'not in' takes a list"),
+        ({"field": "meta.a", "operator": ">", "value": [1]}, "a: > takes a single value"),
         ({"operator": "AND", "conditions": ["a"]}, "a str is no condition"),
         ({"field": "meta.a", "operator": "in", "value": "ab"}, "a: 'in' takes a list"),
         ({"field": "meta.a", "operator": "==", "value": ["ab"]}, "a: == takes a single value"),
@@ -165,6 +171,17 @@ def test_haystacks_filters_that_cannot_be_searched_with_are_refused(filters: dic
 
     with pytest.raises(UsageError, match=said):
         where_of(filters)
+
+
+def test_haystacks_filters_become_conditions() -> None:
+    from jaxretr.clients.haystack import where_of
+
+    conditions = [("year", ">=", 2020), ("lang", "in", ["en"]), ("year", "<", 2024), ("year", "not in", [2021])]
+    filters = [{"field": f"meta.{name}", "operator": sign, "value": value} for name, sign, value in conditions]
+    assert where_of({"operator": "AND", "conditions": filters}) == {
+        "year": {"gte": 2020, "lt": 2024, "not_in": [2021]},
+        "lang": ["en"],
+    }
 
 
 def test_what_a_source_in_the_same_process_lacks_is_said(encoder: DualEncoder, filled: MemoryIndex) -> None:

@@ -6,7 +6,7 @@ from test_exact_search import BLOCK, DIM, brute_force, compiled, integers, mesh 
 
 from jaxretr.indexes.exact import ExactIndex, search_blocks
 from jaxretr.indexes.exact.saved import as_index
-from jaxretr.indexes.filters import Filters, wanted_values
+from jaxretr.indexes.filters import Filters, conditions_of
 from jaxretr.indexes.index import Opening
 from jaxretr.indexes.row_filter import RowFilter
 from jaxretr.runtime.errors import UserError
@@ -29,6 +29,10 @@ CASES = {
     "deny": ({"deny": [*IDS[3:1400], "p3"]}, [not 3 <= row < 1400 for row in range(N)]),
     "value": ({"where": {"year": 2003}}, [year == 2003 for year in YEARS]),
     "values": ({"where": {"year": [2001, 2005], "language": "de"}}, [y in (2001, 2005) and x == "de" for y, x in zip(YEARS, LANGUAGES, strict=True)]),
+    "range": (
+        {"where": {"year": {"gt": 2001, "lte": 2004, "not_in": 2003}, "language": {"lt": "e"}}},
+        [y in (2002, 2004) and x == "de" for y, x in zip(YEARS, LANGUAGES, strict=True)],
+    ),
     "none": ({"where": {"language": None}}, [x is None for x in LANGUAGES]),
     "all": (
         {"allow": IDS[:300], "deny": IDS[:10], "where": {"language": ["en", "de"]}},
@@ -126,6 +130,46 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
             search_blocks(blocks, queries, 20, allowed=np.ones(size, bool), mesh=mesh)
 
 
+VALUES = [3, 2.5, "b", None, True, "", "ab", 2**60 + 1, -1, "ä", False, 3.0, "b", 2**60]
+
+
+@pytest.mark.parametrize(
+    ("condition", "passes"),
+    [
+        ({"gte": 2.5}, lambda x: is_number(x) and x >= 2.5),
+        ({"gt": 2**60}, lambda x: is_number(x) and x > 2**60),
+        ({"lt": 3, "gt": -1}, lambda x: is_number(x) and -1 < x < 3),
+        ({"lt": 0, "gt": 5}, lambda x: False),
+        ({"lte": "b"}, lambda x: isinstance(x, str) and x <= "b"),
+        ({"gt": "b"}, lambda x: x == "ä"),
+        ({"not_in": ["b", 3, "never"]}, lambda x: x not in ("b", 3)),
+        ({"not_in": None}, lambda x: x is not None),
+        ({"in": ["b", 3, True, 2.5], "gte": 0}, lambda x: is_number(x) and x in (3, 2.5)),
+        ({"in": [], "not_in": []}, lambda x: False),
+    ],
+)
+def test_conditions_compare_numbers_with_numbers_and_texts_with_texts(condition, passes):
+    mask = Filters(len(VALUES), None, {"x": VALUES}).mask(where={"x": condition})
+    assert mask is not None and mask.tolist() == [passes(value) for value in VALUES]
+
+
+def is_number(value) -> bool:
+    return type(value) in (int, float)
+
+
+def row_filter(where):
+    metadata = {"year": YEARS, "language": LANGUAGES}
+    return RowFilter(where=where).options(as_index(ExactIndex(integers(N, DIM), IDS, metadata=metadata), Opening("i")))
+
+
+def test_bounds_that_are_texts_are_read_as_the_field_is():
+    options = row_filter({"year": {"gte": "2004", "lt": "2006", "not_in": ["2005"]}, "language": {"in": ["de", "en"]}})
+    mask = Filters(N, IDS, {"year": YEARS, "language": LANGUAGES}).mask(where=options.where)
+    assert mask is not None and mask.any()
+    assert mask.tolist() == [y == 2004 and x is not None for y, x in zip(YEARS, LANGUAGES, strict=True)]
+    assert row_filter({"language": {"gte": "de"}}).is_filtered
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
@@ -143,20 +187,24 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
         (lambda f: Filters(2, None, {"a": [1, float("nan")]}), "'a' contains nan at row 1"),
         (lambda f: f.mask(where={"year": [["a"]]}), "where year: a list is no value"),
         (lambda f: f.mask(where={"year": np.array([[2000]])}), "where year: a list is no value"),
-        (lambda f: f.mask(where={"year": {"gte": 2000}}), "where year: a dict is no value"),
+        (lambda f: f.mask(where={"year": {"ge": 2000}}), "where year: no condition 'ge'; did you mean 'gte'"),
+        (lambda f: f.mask(where={"year": {}}), "where year: no condition in it; give gt, gte"),
+        (lambda f: f.mask(where={"year": {"gte": True}}), "gte is True; give a finite number or a text"),
+        (lambda f: f.mask(where={"year": {"lt": float("nan")}}), "lt is nan; give a finite number or a text"),
+        (lambda f: f.mask(where={"year": {"lt": [1]}}), r"lt is \[1\]; give a finite number"),
+        (lambda f: f.mask(where={"year": {"lt": 1, "gt": "0"}}), "one bound is a text, another a number"),
+        (lambda f: f.mask(where={"year": {"not_in": [[1]]}}), "where year: a list is no value"),
+        (lambda f: f.mask(where={"year": [{"gte": 2000}]}), "where year: a dict is no value"),
         (lambda f: f.mask(where={"year": b"2000"}), "where year: a bytes is no value"),
         (lambda f: f.mask(where="year=2000"), "is no mapping"),
         (lambda f: f.mask(where={7: 2000}), "no field 7"),
         (lambda f: f.mask(allow=[["p1"]]), r"no id \['p1'\]"),
         (lambda f: f.mask(deny=np.array("p1")), "is no list"),
         (lambda f: f.mask(deny=7), "is no list"),
-        (lambda f: wanted_values({"year": [["a"]]}, ["year"]), "where year: a list is no value"),
-        (
-            lambda f: RowFilter(where={"year": {"gte": 1}}).options(
-                as_index(ExactIndex(integers(N, DIM), IDS, metadata={"year": YEARS}), Opening("i"))
-            ),
-            "where year: a dict is no value",
-        ),
+        (lambda f: conditions_of({"year": [["a"]]}, ["year"]), "where year: a list is no value"),
+        (lambda f: row_filter({"year": {"gte": "MM"}}), "where year: gte is 'MM', but the field has numbers"),
+        (lambda f: row_filter({"year": {"not_in": 1999}}), "where year=1999: no passage has this value"),
+        (lambda f: row_filter({"year": {"gt": 2006}}), "no passage passes the filters"),
     ],
 )
 def test_wrong_filters_are_one_line(use, message):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.filters import Value
+from jaxretr.indexes.filters import Column, Value, conditions_of
 from jaxretr.indexes.index import (
     Document,
     Findings,
@@ -115,7 +115,5 @@ class MemoryIndex:
 def _passes(document: Document, options: SearchOptions) -> bool:
     if document.id in options.deny or (options.allow is not None and document.id not in options.allow):
         return False
-    for field, wanted in options.where.items():
-        if document.metadata.get(field) not in (wanted if isinstance(wanted, list) else [wanted]):
-            return False
-    return True
+    conditions = conditions_of(options.where)
+    return all(Column([document.metadata.get(field)]).mask(wanted)[0] for field, wanted in conditions.items())

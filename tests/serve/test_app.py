@@ -171,6 +171,7 @@ def test_allow_and_deny(call: Callable[..., Any]) -> None:
         ({"vector": [0.0] * 16, "rerank": True}, "rerank"),
         ({"query": "a", "target_recall": 0.9}, "target_recall"),
         ({"query": "a", "where": {"nope": 1}}, "where"),
+        ({"query": "a", "where": {"nope": {}}}, "where"),
         ({"query": "a", "unknown": 1}, "unknown"),
     ],
 )
@@ -197,7 +198,9 @@ def test_what_cannot_be_searched_is_said(call: Callable[..., Any], body: dict[st
         ("wiki/search", {"query": [["a"]]}, "query.0", "give a string"),
         ("wiki/search", {"vector": [1.0, "a"]}, "vector.1", "a number"),
         ("wiki/search", {"vector": [[1.0], [1.0, "a"]]}, "vector.1.1", "a number"),
-        ("wiki/search", {"query": "a", "where": {"n": {"gte": 1}}}, "where.n", "an object is not"),
+        ("wiki/search", {"query": "a", "where": {"n": {"gte": True}}}, "where.n.gte", "a boolean is not"),
+        ("wiki/search", {"query": "a", "where": {"n": {"ge": 1}}}, "where.n.ge", "there is no such field"),
+        ("wiki/search", {"query": "a", "where": {"n": [{"gte": 1}]}}, "where.n.0", "an object is not"),
         ("wiki/search", {"query": "a", "where": {"n": ["a", ["b"]]}}, "where.n.1", "a list is not"),
         ("wiki/search", {"query": "a", "where": {"n": "x" * 5000}}, "where.n", "at most 4096"),
         ("wiki/search", {"query": "a", "where": {"": 1}}, "where", "at least 1"),
@@ -349,8 +352,13 @@ def test_documents_come_are_replaced_and_go(call: Callable[..., Any], started: S
     written = call("POST", "/v1/notes/upsert", json={"documents": documents}).json()
     assert (written["added"], written["replaced"]) == (2, 0)
     assert call("GET", "/v1/notes/doc/a%2Fb%3Fc").json() == documents[0]
-    found = call("POST", "/v1/notes/search", json={"query": "hello", "where": {"lang": ["en", "fr"]}}).json()
-    assert [hit["id"] for hit in found["results"][0]["hits"]] == ["a/b?c"]
+    for where in (
+        {"lang": ["en", "fr"]},
+        {"year": {"gte": 2019, "lt": 2019.5}},
+        {"lang": {"in": ["en", "de"], "gt": "de"}},
+    ):
+        found = call("POST", "/v1/notes/search", json={"query": "hello", "where": where}).json()
+        assert [hit["id"] for hit in found["results"][0]["hits"]] == ["a/b?c"], where
     again = call("POST", "/v1/notes/upsert", json={"documents": [{"id": "2", "text": "Moon"}]}).json()
     assert (again["added"], again["replaced"]) == (0, 1)
     assert again["sequence"] > written["sequence"]

@@ -110,7 +110,11 @@ def same(run: dict[str, dict[str, float]], expected: dict[str, dict[str, float]]
 @pytest.mark.parametrize("place", PLACES[1:])
 def test_search_finds_the_same_in_every_kind(place: str, root: Path, found: Any) -> None:
     (root / "deny").write_text(read_corpus(DATA).ids[1] + "\n")
-    for options in [], ["--where", "year=1991", "--where", "year=1990", "--deny", "deny"]:
+    for options in (
+        [],
+        ["--where", "year=1991", "--where", "year=1990", "--deny", "deny"],
+        ["--where", "year>=1991", "--where", "year!=1993"],
+    ):
         # A store and a ScaNN folder have no fields; live folders and databases take no corpus, but may be given one.
         corpus = ["--corpus", "corpus.jsonl"] if options else []
         status, out = found("store", *options, *corpus)

@@ -169,7 +169,8 @@ class ExactIndex:
           k: results per question; as many are returned as there are rows that may be found, if that is less.
           allow: ids that may be found; all by default.
           deny: ids that may not be found.
-          where: field -> the value that a row must have there, or several of which it must have one. Fields are those
+          where: field -> the value that a row must have there, several of which it must have one, or bounds such as
+            {"gte": 2020, "lt": 2024} or {"not_in": [...]}; see `jaxretr.indexes.filters.conditions_of`. Fields are those
             of `metadata`; a value that no row has matches nothing.
 
         Returns:

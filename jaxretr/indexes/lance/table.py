@@ -10,13 +10,13 @@ import functools
 import json
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jaxretr.indexes.filters import Value, wanted_values
+from jaxretr.indexes.filters import Column, Value, conditions_of
 from jaxretr.indexes.index import SearchOptions, TableHits
 from jaxretr.runtime.errors import UnavailableError, UserError, import_extra, reason
 
@@ -85,8 +85,13 @@ def batch(
     return pa.record_batch(columns, schema=schema(vectors.shape[1], len(fields)))
 
 
-def condition(options: SearchOptions, fields: Sequence[str]) -> Expr | None:
+def condition(options: SearchOptions, fields: Sequence[str], column: Callable[[str], Column]) -> Expr | None:
     """The filters of a search as LanceDB's expression; None if every row may be found.
+
+    Args:
+      options: the filters.
+      fields: the table's fields.
+      column: returns the values of a field, which are needed for bounds: cells are texts.
 
     Raises:
       UserError: an unknown field, or what is no value of a field.
@@ -96,10 +101,13 @@ def condition(options: SearchOptions, fields: Sequence[str]) -> Expr | None:
         parts.append(_one_of(expressions.col("id"), [name for name in options.allow if _is_text(name)]))
     if denied := [name for name in options.deny if _is_text(name)]:
         parts.append(~_one_of(expressions.col("id"), denied))
-    for name, allowed_values in wanted_values(options.where, fields).items():
-        parts.append(
-            _one_of(expressions.col(column_of(fields.index(name))), [as_cell(value) for value in allowed_values])
-        )
+    for name, wanted in conditions_of(options.where, fields).items():
+        cells = expressions.col(column_of(fields.index(name)))
+        one_of = column(name).values(wanted) if wanted.bounds else wanted.one_of
+        if one_of is not None:
+            parts.append(_one_of(cells, [as_cell(value) for value in one_of]))
+        if wanted.none_of:
+            parts.append(~_one_of(cells, [as_cell(value) for value in wanted.none_of]))
     return functools.reduce(operator.and_, parts) if parts else None
 
 
@@ -118,6 +126,7 @@ class LanceTable:
           UserError: there is none, or it cannot be read.
         """
         self.fields, self.dim, self._folder = tuple(fields), dim, folder
+        self._columns: dict[str, Column] = {}
         try:
             self.table: Any = lancedb.connect(folder).open_table(TABLE)
             self._rows = self.table.count_rows()
@@ -144,7 +153,7 @@ class LanceTable:
         Raises:
           UserError: an unknown field.
         """
-        filter_expr = None if options is None else condition(options, self.fields)
+        filter_expr = None if options is None else condition(options, self.fields, self._column)
         if width is None:
             return [self._exact(vector, k, filter_expr) for vector in vectors]
         results = [self._ask(vector, k, filter_expr, width) for vector in vectors]
@@ -174,6 +183,11 @@ class LanceTable:
         table = self.table.search().select(["row", "id", *columns.values()]).limit(self._rows).to_arrow().sort_by("row")
         values = {name: [json.loads(cell) for cell in table[column].to_pylist()] for name, column in columns.items()}
         return table["id"].to_pylist(), values
+
+    def _column(self, field: str) -> Column:
+        if field not in self._columns:
+            self._columns[field] = Column(self.listing([field])[1][field])
+        return self._columns[field]
 
     def _exact(self, vector: np.ndarray, k: int, filter_expr: Expr | None) -> TableHits:
         depth = k + _MORE

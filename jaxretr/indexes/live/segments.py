@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.indexes.certified import ScannIndex
-from jaxretr.indexes.filters import Filters, Value, Where
+from jaxretr.indexes.filters import Column, Condition, Filters, Value
 from jaxretr.indexes.live.database import Space
 
 T = TypeVar("T")
@@ -77,16 +77,12 @@ class Segment:
         inside[inside] = self.rows[places[inside]] == wanted[inside]
         return places[inside]
 
-    def passing(self, where: Where) -> NDArray[np.bool_]:
-        """A mask of the rows that have the values, bool [n]."""
-        mask = np.ones(len(self), bool)
-        for name, wanted in where.items():
-            if name in self.columns:
-                found = self._filters.mask(where={name: wanted})
-                assert found is not None
-                mask &= found
-            else:
-                mask &= wanted is None or (isinstance(wanted, list | tuple | set) and None in wanted)
+    def passing(self, conditions: Mapping[str, Condition]) -> NDArray[np.bool_]:
+        """A mask of the rows that meet the conditions on fields, bool [n]; no row has a field that has no column here."""
+        mask = self._filters.mask(where={name: conditions[name] for name in conditions if name in self.columns})
+        mask = np.ones(len(self), bool) if mask is None else mask
+        for name in conditions.keys() - self.columns.keys():
+            mask &= Column([None]).mask(conditions[name])
         return mask
 
     @property

@@ -11,13 +11,13 @@ from jaxretr.indexes.exact import first_pass
 from jaxretr.indexes.exact.host_rows import scaled_questions, unscaled
 from jaxretr.indexes.exact.host_search import HostSearch
 from jaxretr.indexes.exact.slabs import QUERY_BUCKETS
-from jaxretr.indexes.filters import Value
+from jaxretr.indexes.filters import Value, conditions_of
 from jaxretr.indexes.index import Hit, SearchOptions
 from jaxretr.indexes.live.database import Space
 from jaxretr.indexes.live.segments import Base, Segment, TailRows, columns_of
 from jaxretr.indexes.live.writes import Change
 from jaxretr.indexes.recall import of_target
-from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.errors import UserError
 
 # Fewer products than this are computed by the thread that searches: handing rows to others takes longer, and much longer
 # on a busy machine. `HostSearch` hands over rows from twice 1,024 on.
@@ -260,15 +260,10 @@ class View:
         """Masks of the rows of base and tail that may be found; None: all that exist."""
         if not options.is_filtered:
             return None
-        for name in options.where:
-            if name not in self.fields:
-                hint = did_you_mean(name, self.fields) or f"; it has {', '.join(self.fields) or 'none'}"
-                raise UserError(f"where: no field {name!r} in the index{hint}")
+        conditions = conditions_of(options.where, self.fields)
         masks = []
         for segment, there in self._segments:
-            mask = there.copy()
-            if options.where:
-                mask &= segment.passing(options.where)
+            mask = there & segment.passing(conditions)
             if options.allow is not None:
                 named = np.zeros(len(segment), bool)
                 named[segment.places(options.allow)] = True

@@ -5,13 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.indexes.filters import Value, wanted_values
+from jaxretr.indexes.filters import Condition, Value, conditions_of
 from jaxretr.indexes.index import SearchOptions, TableHits
 from jaxretr.indexes.pgvector.connections import Connection
-from jaxretr.indexes.pgvector.table import Names, Sql, State, as_json, holds
+from jaxretr.indexes.pgvector.table import Names, Sql, State, as_json, as_text, holds
 from jaxretr.runtime.errors import import_extra
 
 sql = import_extra("psycopg.sql", "pgvector")
+
+# Bounds of a field's numbers and texts; a row whose value is of another kind, or that has none, is not within them.
+_WITHIN = (
+    sql.SQL(
+        "CASE jsonb_typeof(metadata -> {name}::text) WHEN 'number' "
+        "THEN (metadata ->> {name}::text)::numeric {order} {bound}::numeric ELSE false END"
+    ),
+    sql.SQL(
+        "CASE jsonb_typeof(metadata -> {name}::text) WHEN 'string' "
+        'THEN (metadata ->> {name}::text) COLLATE "C" {order} {bound}::text ELSE false END'
+    ),
+)
+_ORDERS = {"gt": sql.SQL(">"), "gte": sql.SQL(">="), "lt": sql.SQL("<"), "lte": sql.SQL("<=")}
 
 # Candidates per result that are scored exactly, if the index holds rounded vectors.
 _OVERSAMPLING = 2
@@ -41,21 +54,43 @@ def condition(options: SearchOptions, fields: Sequence[str]) -> tuple[Sql, dict[
     if options.deny:
         parts.append(sql.SQL("id <> ALL(%(deny)s)"))
         values["deny"] = [name for name in options.deny if holds(name)]
-    for number, (name, allowed_values) in enumerate(wanted_values(options.where, fields).items()):
-        one_of: list[Sql] = [sql.SQL("false")]
-        for place, value in enumerate(allowed_values):
-            if isinstance(value, str) and not holds(value):
-                continue
-            if value is None:  # A row without the field has no value there either.
-                key = f"w{number}"
-                one_of.append(sql.SQL("coalesce(metadata -> {0}, 'null') = 'null'").format(sql.Placeholder(key)))
-                values[key] = name
-            else:
-                key = f"w{number}_{place}"
-                one_of.append(sql.SQL("metadata @> {0}::jsonb").format(sql.Placeholder(key)))
-                values[key] = _pair(name, value)
-        parts.append(sql.SQL("({})").format(sql.SQL(" OR ").join(one_of)))
+    for number, (name, wanted) in enumerate(conditions_of(options.where, fields).items()):
+        parts += _meeting(wanted, name, f"w{number}", values)
     return sql.SQL(" AND ").join(parts) if parts else sql.SQL("true"), values
+
+
+def _meeting(wanted: Condition, name: str, key: str, values: dict[str, Any]) -> list[Sql]:
+    """The conditions of SQL that a field must meet, all of them; adds their parameters, whose names begin with `key`."""
+    values[key] = name
+    parts: list[Sql] = []
+    if wanted.one_of is not None:
+        parts.append(_one_of(wanted.one_of, name, key, values))
+    if wanted.none_of:
+        parts.append(sql.SQL("NOT {}").format(_one_of(wanted.none_of, name, f"{key}_not", values)))
+    for order, bound in wanted.bounds:
+        is_text = isinstance(bound, str)
+        values[f"{key}_{order}"] = as_text(bound, f"where {name}: {order}") if is_text else as_json(bound)
+        parts.append(
+            _WITHIN[is_text].format(
+                name=sql.Placeholder(key), order=_ORDERS[order], bound=sql.Placeholder(f"{key}_{order}")
+            )
+        )
+    return parts
+
+
+def _one_of(several: Sequence[Value], name: str, key: str, values: dict[str, Any]) -> Sql:
+    """The condition that a field has one of several values."""
+    one_of: list[Sql] = [sql.SQL("false")]
+    for place, value in enumerate(several):
+        if isinstance(value, str) and not holds(value):
+            continue
+        values[f"{key}_{place}"] = name if value is None else as_json({name: value})
+        # A row without the field has no value there either.
+        missing = "coalesce(metadata -> {}::text, 'null') = 'null'"
+        one_of.append(
+            sql.SQL(missing if value is None else "metadata @> {}::jsonb").format(sql.Placeholder(f"{key}_{place}"))
+        )
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(one_of))
 
 
 def search(
@@ -157,7 +192,3 @@ def _ask(
             results.append(TableHits([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]))
             if not cursor.nextset():
                 return results
-
-
-def _pair(name: str, value: Value) -> str:
-    return as_json({name: value})

@@ -83,6 +83,10 @@ def test_recall_at_the_defaults(encoded: Encoded, index: LanceIndex) -> None:
         {"good": 1},
         {"rare": 'it\'s "so" \\ 東京'},
         {"rare": [None], "good": False},
+        {"year": {"gte": 1991, "lt": 1994.5, "not_in": [1992.0, None]}},
+        {"rare": {"gt": "it"}},
+        {"lang": {"gte": "de", "lte": "eo", "in": ["en", "de", None]}, "good": {"not_in": True}},
+        {"lang": {"not_in": None}, "year": {"lt": "a"}},
         {"year": []},
     ],
 )

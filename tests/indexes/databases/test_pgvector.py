@@ -12,6 +12,7 @@ import pytest
 from brute_force import brute_force
 from engine_corpora import Encoded, Postgres, clustered, export_with, metadata, write_corpus, write_with_equal_scores
 
+from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.index import Document, Opening, SearchOptions, StorageFull, Writable
 from jaxretr.indexes.opening import opened
 from jaxretr.indexes.row_filter import RowFilter
@@ -126,6 +127,10 @@ WHERE: list[dict[str, Any]] = [
     {"rare": 'it\'s "so" \\ 東京'},
     {"rare": None, "good": False},
     {"year": 7},
+    {"year": {"gte": 1991, "lt": 1994.5, "not_in": [1992.0, None]}},
+    {"rare": {"gt": "it"}},
+    {"lang": {"gte": "de", "lte": "eo", "in": ["en", "de", None]}, "good": {"not_in": True}},
+    {"lang": {"not_in": None}, "year": {"lt": "a"}},
     {"year": []},
 ]
 
@@ -154,10 +159,8 @@ def test_filters_find_what_looking_at_every_row_finds(encoded: Encoded, index: P
             reached += (values >= wanted.min(initial=np.inf) - TOLERANCE).tolist()
             for hit in one:
                 row = encoded.ids.index(hit.id)
-                assert all(
-                    metadata(row).get(name) in np.atleast_1d(np.array(value, object)).tolist()
-                    for name, value in where.items()
-                )
+                fields = {name: [metadata(row).get(name)] for name in where}
+                assert Filters(1, None, fields).mask(where=where) in (None, [True])
     assert np.mean(reached) >= (1 if exact else 0.95)
 
 

@@ -85,6 +85,8 @@ def test_filters_find_the_best_of_what_passes_in_base_and_tail(tmp_path: Path) -
     assert ids(where={"lang": "de"}) == {"d0", "d3", "d6", "d9"}
     assert ids(where={"lang": ["de", "fr"], "top": True}) == {f"d{n}" for n in range(10, 15)}
     assert ids(where={"top": None}) == {f"d{n}" for n in range(10)}
+    assert ids(where={"year": {"gte": 8}}) == {"d8", "d9"}
+    assert ids(where={"top": {"not_in": True}, "year": {"lt": 2}}) == {"d0", "d1"}
     assert ids(where={"year": 11}) == set(), "d11 was replaced by a passage without a year"
     assert ids(allow=["d1", "d11", "unknown"]) == {"d1", "d11"}
     assert ids(allow=["d1", "d11"], deny=["d11", "unknown"]) == {"d1"}
