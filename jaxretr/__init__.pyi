@@ -25,6 +25,7 @@ from jaxretr.evaluate.word_order import word_order as word_order
 from jaxretr.exports.exporting import export as export
 from jaxretr.exports.exporting import update as update
 from jaxretr.exports.exporting import verify as verify
+from jaxretr.exports.publishing import publish as publish
 from jaxretr.indexes.bm25 import Bm25Index as Bm25Index
 from jaxretr.indexes.bm25.searching import search_bm25 as search_bm25
 from jaxretr.indexes.certified.index import ScannIndex as ScannIndex

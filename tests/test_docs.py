@@ -67,6 +67,7 @@ RUN_BY = {
     "mine --scorer": "mining/test_scorer_filter.py",
     "mine lexical": "cli/test_mine_lexical.py",
     "mine scores": "training/runs/test_score_table_run.py",
+    "publish": "cli/test_publish.py",
     "quickstart": "test_notebooks.py",
     "reindex": "cli/test_live_commands.py",
     "report": "training/report/test_run_report.py",

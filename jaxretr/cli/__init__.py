@@ -44,6 +44,7 @@ _OPTIONS = (
     "adapt_documents",
     "typos",
     "export",
+    "publish",
     "update",
     "reindex",
     "verify",

@@ -1,5 +1,6 @@
 """The model card: README.md of an export, filled from the model and from the run that trained it."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,6 +114,17 @@ def write(
         file.write(
             template.render(values, name=name, encoder=encoder, note=note, source=source, run=run, license=license)
         )
+
+
+def without_folders(content: Any) -> Any:
+    """A value, and all values in it, with the last names of files and folders in place of their full paths."""
+    if isinstance(content, RunRecord):
+        return dataclasses.replace(content, config=without_folders(content.config))
+    if isinstance(content, Mapping):
+        return {name: without_folders(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_folders(value) for value in content]
+    return Path(content).name if isinstance(content, str) and content.startswith(("/", "~", "../")) else content
 
 
 def read_run(model: str | Path) -> RunRecord | None:

@@ -25,6 +25,7 @@ def export(
     layout: Literal["bert", "dpr"] | None = None,
     source: str | Path | None = None,
     license: str | None = None,
+    repository: str | None = None,
 ) -> Report:
     """Write a model into a new folder, which appears when it is complete and verified.
 
@@ -36,6 +37,8 @@ def export(
       source: the folder that the model was loaded from: a run directory fills the card, prompts of a
         sentence-transformers folder are kept.
       license: the license for the card, in the hub's spelling.
+      repository: the name on the hub under which the card presents the model, without this machine's folders; None: the
+        folder's.
 
     Returns:
       The report of the verification.
@@ -71,8 +74,10 @@ def export(
             note = sentence_transformers.write(partial, encoder, prompts)
         if note is not None:
             note.write(partial)
-        name = out.absolute().name
-        card.write(partial, name, encoder, note, source=str(source or name), prompts=prompts, run=run, license=license)
+        name, shown = repository or out.absolute().name, str(source or out.absolute().name)
+        if repository is not None:
+            shown, run = card.without_folders(shown), None if run is None else card.without_folders(run)
+        card.write(partial, name, encoder, note, source=shown, prompts=prompts, run=run, license=license)
         golden.write(partial, encoder, prompts)
         try:
             return verify(partial)

@@ -44,6 +44,7 @@ COMMANDS = (
     "judge",
     "bm25",
     "export",
+    "publish",
     "verify",
     "update",
     "analyse",

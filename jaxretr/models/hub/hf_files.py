@@ -28,7 +28,7 @@ _HUB_FILES = [
     ),
 ]
 _HUB_IGNORED = ["onnx/*", "openvino/*", "coreml/*", "*.msgpack", "*.h5"]
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?")
 _HUB_TIMEOUT_SECONDS = 10.0
 
 # Kind of a file by its suffix, and what to do with it.
@@ -55,7 +55,7 @@ def resolve(path_or_name: str | Path) -> Path:
 
     Args:
       path_or_name: a folder, one in a bucket (gs://... or s3://...), or a hub name such as
-        "facebook/dpr-question_encoder-single-nq-base".
+        "facebook/dpr-question_encoder-single-nq-base", after "@" with a branch, a tag or a commit: "me/model@v1".
 
     Returns:
       The local folder; of a hub model only configuration, tokenizer and weights are fetched, and of a run in a bucket
@@ -95,18 +95,30 @@ def refuse_file(path: Path) -> None:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a model on the hub can have this name."""
+    """Whether a model on the hub can have this name, which may state a revision."""
     return _HUB_NAME.fullmatch(name) is not None
+
+
+def name_and_revision(name: str) -> tuple[str, str | None]:
+    """Split "OWNER/NAME@REVISION"; None where no revision is stated, which means the branch main."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
 
 
 def _download(name: str) -> Path:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
+    repository, revision = name_and_revision(name)
+
     def fetch(patterns: list[str]) -> Path:
         return Path(
             hub.snapshot_download(
-                name, allow_patterns=patterns, ignore_patterns=_HUB_IGNORED, etag_timeout=_HUB_TIMEOUT_SECONDS
+                repository,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=_HUB_IGNORED,
+                etag_timeout=_HUB_TIMEOUT_SECONDS,
             )
         )
 
@@ -121,6 +133,10 @@ def _download(name: str) -> Path:
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{nowhere} the Hugging Face hub has no such public model; check the spelling (a private one needs: hf auth login)"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(
+            f"{name}: the hub's model {repository} has no branch, tag or commit {revision}; check the part after the @"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise UserError(

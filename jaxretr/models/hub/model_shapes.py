@@ -13,7 +13,7 @@ from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encod
 from jaxretr.models.hub.dual_encoder_folder import is_ours, load, model_folder, states_use
 from jaxretr.models.hub.encoder_params import default_pooling, encoder_shape_of
 from jaxretr.models.hub.export_note import NOTE
-from jaxretr.models.hub.hf_files import is_hub_name, read_json
+from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision, read_json
 from jaxretr.models.hub.t5_params import t5_shape
 from jaxretr.runtime.errors import UserError
 
@@ -172,12 +172,14 @@ def _config_json(path: str) -> dict[str, Any]:
         raise unknown
     import huggingface_hub as hub
 
-    if isinstance(cached := hub.try_to_load_from_cache(path, "config.json"), str):
+    repository, revision = name_and_revision(path)
+    if isinstance(cached := hub.try_to_load_from_cache(repository, "config.json", revision=revision), str):
         return read_json(Path(cached).parent, "config.json")
     if path in KNOWN:
         return KNOWN[path]
     try:
-        return read_json(Path(hub.hf_hub_download(path, "config.json", etag_timeout=10)).parent, "config.json")
+        found = hub.hf_hub_download(repository, "config.json", revision=revision, etag_timeout=10)
+        return read_json(Path(found).parent, "config.json")
     except UserError:
         raise
     except Exception as error:  # Each of the hub's client's dozen kinds means that the shape is unavailable.

@@ -1,0 +1,90 @@
+"""Publishing on the hub, tried with a stand-in: what arrives, what the card gives away, what is read again, and refusals."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import TOKEN, Hub, serving
+from test_cli import train_once
+
+import jaxretr
+from jaxretr import cli
+from jaxretr.exports.publishing import publish
+from jaxretr.runtime.errors import UsageError, UserError
+
+TEXTS = ["which planet is the fourth from the sun", "Mars"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_once(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    from huggingface_hub import constants
+
+    hub = Hub()
+    with serving(hub) as address:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def test_a_published_model_is_read_by_name_and_by_revision(
+    hub: Hub, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, name = trained / "run", "me/planets"
+    assert cli.main(["publish", str(run), name, "--license", "apache-2.0", "--private"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{name}: " in printed and "golden vectors recomputed" in printed and "/commit/" in printed
+    assert hub.private == {name} and hub.messages == ["Upload sentence-transformers model"]
+    files = hub.files(name, "main")
+    assert files is not None and {"modules.json", "README.md", "golden.npy"} <= files.keys()
+    card = files["README.md"].decode()
+    assert "license: apache-2.0" in card and f"# {name}" in card and f'SentenceTransformer("{name}")' in card
+    assert "On the dev set, at step" in card and '"learning_rate"' in card
+    assert not [path for path, data in files.items() if str(tmp_path.parent).encode() in data], "paths of this machine"
+
+    encoder, read = jaxretr.load_encoder(run), jaxretr.load_encoder(name)
+    np.testing.assert_allclose(read.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-6)
+
+    # Another layout on a branch: stale weights go, the branch main stays as it was.
+    published = publish(run, f"{name}@towers", to="jaxretr", message="towers")
+    assert published.commit is not None and hub.messages[-1] == "towers"
+    assert hub.files(name, "main") == files
+    on_branch = hub.files(name, "towers")
+    assert on_branch is not None and set(published.files) <= set(on_branch)
+    assert {path for path in on_branch if path.endswith(".safetensors")} <= set(published.files)
+    for revision in ("towers", hub.branches[name]["main"]):
+        read = jaxretr.load_encoder(f"{name}@{revision}")
+        np.testing.assert_allclose(read.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-6)
+    with pytest.raises(UserError, match=r"me/planets@v9: the hub's model me/planets has no branch, tag or commit v9"):
+        jaxretr.load_encoder(f"{name}@v9")
+
+
+def test_a_dry_run_uploads_nothing(hub: Hub, trained: Path) -> None:
+    published = publish(trained / "run", "me/planets", dry_run=True)
+    assert published.commit is None and published.files["golden.npy"] > 100 and not hub.branches
+    assert "a dry run: nothing was uploaded" in str(published)
+
+
+def test_what_cannot_be_published_is_said(hub: Hub, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    for name in ("planets", "a/b/c", "me/", "me/planets@"):
+        with pytest.raises(UsageError, match="no name of a repository; give OWNER/NAME"):
+            publish("nothing is loaded", name)
+    encoder = jaxretr.load_encoder(trained / "run")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(UserError, match=r"me/planets: the hub refuses the upload \(.*\); log in: hf auth login"):
+        publish(encoder, "me/planets")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"me/planets: the hub cannot be reached \(.*\); connect and try again"):
+        publish(encoder, "me/planets")
