@@ -37,6 +37,8 @@ from jaxretr.mining.mining import mine as mine
 from jaxretr.models.adapter import Adapter as Adapter
 from jaxretr.models.any_scorer import load_scorer as load_scorer
 from jaxretr.models.assembling import assemble as assemble
+from jaxretr.models.backbones.backbone import register_encoder as register_encoder
+from jaxretr.models.backbones.own import EncoderShape as EncoderShape
 from jaxretr.models.combined_encoder import CombinedEncoder as CombinedEncoder
 from jaxretr.models.combined_encoder import load_encoder as load_encoder
 from jaxretr.models.combining import combine as combine

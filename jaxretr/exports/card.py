@@ -9,6 +9,8 @@ from typing import Any
 
 from jaxretr.config import KINDS
 from jaxretr.embeddings.golden import passage_as_text, question_as_text
+from jaxretr.models.backbones.backbone_config import Backbone
+from jaxretr.models.backbones.own import EncoderShape
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hub.encoder_params import MASKED_LM, names_of
@@ -84,7 +86,7 @@ def write(
         "library": "jaxretr" if note is None else LIBRARIES[note.layout],
         "config": encoder.config,
         "combined": isinstance(encoder, CombinedEncoder),
-        "display_name": lambda backbone: names_of(backbone).display_name,
+        "display_name": _display_name,
         "poolings": POOLINGS,
         "version": __version__,
         "example": _EXAMPLE,
@@ -125,6 +127,11 @@ def without_folders(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [without_folders(value) for value in content]
     return Path(content).name if isinstance(content, str) and content.startswith(("/", "~", "../")) else content
+
+
+def _display_name(backbone: Backbone) -> str:
+    own = isinstance(backbone, EncoderShape)
+    return backbone.architecture_name if own else names_of(backbone).display_name
 
 
 def read_run(model: str | Path) -> RunRecord | None:

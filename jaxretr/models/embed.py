@@ -11,9 +11,9 @@ from flax.traverse_util import unflatten_dict
 
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
-from jaxretr.models.backbones.backbone import make_backbone, token_states
-from jaxretr.models.backbones.backbone_config import BACKBONE, KINDS, Backbone, kind_of
-from jaxretr.models.backbones.layers import Params, initialise, linear, matmuls_in, residual_in
+from jaxretr.models.backbones.backbone import fresh_params, token_states
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone, kind_of, shape_class
+from jaxretr.models.backbones.layers import Params, linear, matmuls_in, residual_in
 from jaxretr.models.backbones.masked_lm import fresh_head, masked_lm_shape, word_weights
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
 from jaxretr.runtime.errors import UserError
@@ -136,10 +136,20 @@ class DualEncoderConfig:
             is empty or for a layer that the encoder lacks.
         """
         values = dict(values)
-        for kind in KINDS.keys() & values.keys():
+        known = {field.name for field in dataclasses.fields(cls)}
+        for kind in values.keys() - known:
+            if (shape_of_kind := shape_class(kind)) is None:
+                continue
             if not isinstance(shape := values.pop(kind), dict):
                 raise UserError(f"{where}: '{kind}' is {shape!r}; it must be an object")
-            values["backbone"] = dataclass_from(KINDS[kind], shape, f"{where}.{kind}")
+            values["backbone"] = dataclass_from(shape_of_kind, shape, f"{where}.{kind}")
+        if "backbone" not in values and (
+            unknown := [name for name in values.keys() - known if isinstance(values[name], dict)]
+        ):
+            raise UserError(
+                f"{where}: the encoder {unknown[0]!r} is not known here; call jaxretr.register_encoder({unknown[0]!r}, ...) "
+                "first, or install the package that has it"
+            )
         config = dataclass_from(cls, values, where)
         for name, choices in (
             ("pooling", get_args(Pooling)),
@@ -240,7 +250,7 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
 
 
 def _init_tower(config: DualEncoderConfig, seed: int) -> Params:
-    params: Params = {BACKBONE: initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)}
+    params: Params = {BACKBONE: fresh_params(config.backbone, seed)}
     dense = {}
     for number, (name, shape, inputs) in enumerate(reversed(config.dense), start=1):
         key = jax.random.fold_in(jax.random.key(seed), number)

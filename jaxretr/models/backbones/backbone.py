@@ -1,5 +1,7 @@
 """The encoder of a tower, of any architecture: token ids and lengths to a state for each token."""
 
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
 
@@ -8,15 +10,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.backbones.backbone_config import Backbone
+from jaxretr.models.backbones import own
+from jaxretr.models.backbones.backbone_config import KINDS, Backbone
 from jaxretr.models.backbones.bert import BertEncoder
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.encoder import Encoder
-from jaxretr.models.backbones.layers import Params, define
+from jaxretr.models.backbones.layers import Params, define, initialise
+from jaxretr.models.backbones.own import EncoderShape, OwnEncoder, named, numbered
 from jaxretr.models.backbones.rotary import RotaryEncoder
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.backbones.t5_encoder import T5Encoder
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+from jaxretr.runtime.errors import UsageError
 
 ENCODERS: dict[type[Backbone], type[Encoder]] = {
     BertConfig: BertEncoder,
@@ -24,6 +29,29 @@ ENCODERS: dict[type[Backbone], type[Encoder]] = {
     T5EncoderConfig: T5Encoder,
 }
 """Encoders by the classes of their shapes."""
+
+
+def register_encoder(name: str, shape: type[EncoderShape], module: Callable[..., nnx.Module]) -> None:
+    """Make an encoder of one's own known, so that dual encoders can have it, and their folders be read.
+
+    The module is made as module(shape, dtype=..., rngs=...), and called with token ids, int32 [B, L], padded on the right,
+    lengths, int32 [B], and keys, one PRNG key a row where dropout is on, otherwise None. It returns states, [B, L, D], of
+    which those of padding are ignored. Its variables are parameters alone. `dtype` is the type for its matmuls' operands.
+    Every device has all parameters; adapters, packed rows and other libraries' layouts are for the encoders that ship.
+
+    Args:
+      name: the name in the folders of models.
+      shape: a subclass of `EncoderShape`, a frozen dataclass.
+      module: a flax.nnx module, or a function that makes one.
+
+    Raises:
+      UsageError: the name is taken, or the shape is no such dataclass.
+    """
+    if name in KINDS or own.SHAPES.get(name, shape).__qualname__ != shape.__qualname__:
+        raise UsageError(f"register_encoder: the name {name!r} is taken; give another")
+    if not (isinstance(shape, type) and issubclass(shape, EncoderShape) and is_dataclass(shape)):
+        raise UsageError(f"register_encoder: {shape!r} is no shape; give a frozen dataclass derived from EncoderShape")
+    own.SHAPES[name], own.MODULES[shape] = shape, module
 
 
 def make_backbone(
@@ -36,7 +64,13 @@ def make_backbone(
 ) -> Encoder:
     """Create the encoder of a shape; `stacked=False` keeps the layers apart, for programs without a backward pass."""
     settings: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "stacked": stacked, "rngs": rngs}
-    return ENCODERS[type(backbone)](backbone, **settings)
+    kind: Any = OwnEncoder if isinstance(backbone, EncoderShape) else ENCODERS[type(backbone)]
+    return kind(backbone, **settings)
+
+
+def fresh_params(backbone: Backbone, seed: int) -> Params:
+    """Return freshly drawn parameters of an encoder, in a plain dict of float32 arrays whose keys are texts."""
+    return named(initialise(lambda rngs: make_backbone(backbone, rngs=rngs), seed))
 
 
 def token_states(
@@ -72,6 +106,7 @@ def token_states(
 def bound_backbone(backbone: Backbone, params: Params, *, dtype: Any, adapter: AdapterShape | None = None) -> Encoder:
     """Return an encoder with these parameters; see `token_states`."""
     stacked = 0 not in params.get("layers", {})
+    params = numbered(params) if isinstance(backbone, EncoderShape) else params
     return nnx.merge(_graph(backbone, adapter, jnp.dtype(dtype).name, stacked), params)
 
 

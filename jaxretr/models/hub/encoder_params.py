@@ -16,6 +16,7 @@ from jaxretr.models.backbones.backbone import make_backbone
 from jaxretr.models.backbones.backbone_config import Backbone
 from jaxretr.models.backbones.layers import Params, define
 from jaxretr.models.backbones.masked_lm import MlmHead
+from jaxretr.models.backbones.own import EncoderShape
 from jaxretr.models.hub.architecture import Architecture, DprKind, EncoderCheckpoint
 from jaxretr.models.hub.bert_family import BERT_FAMILY, DPR_CLASSES, DPR_PREFIXES
 from jaxretr.models.hub.hf_files import read_json, stated_architecture
@@ -46,8 +47,16 @@ _log = logging.getLogger(__name__)
 
 
 def names_of(backbone: Backbone) -> Architecture:
-    """Return the record of a shape's architecture."""
-    return ARCHITECTURES[backbone.architecture_name]
+    """Return the record of a shape's architecture.
+
+    Raises:
+      UserError: an encoder of one's own, which has none.
+    """
+    if (record := ARCHITECTURES.get(backbone.architecture_name)) is None:
+        raise UserError(
+            f"{backbone.architecture_name}: no other library has this encoder of your own; keep it in jaxretr's own layout"
+        )
+    return record
 
 
 def _stated(config: Mapping[str, Any], where: str) -> Architecture:
@@ -84,7 +93,8 @@ def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
     """Raise UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may have no layers."""
-    names_of(backbone).check(backbone, where, bag_of_words=bag_of_words)
+    if not isinstance(backbone, EncoderShape):
+        names_of(backbone).check(backbone, where, bag_of_words=bag_of_words)
 
 
 def default_pooling(backbone: Backbone) -> Pooling:

@@ -17,6 +17,7 @@ from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.own import source_of
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import (
@@ -121,7 +122,8 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
 
 
 def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> dict[str, str]:
-    """Return fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn.
+    """Return fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn, and of the
+    source of an encoder of the user's own.
 
     Args:
       config: settings of the encoder.
@@ -132,7 +134,8 @@ def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> 
         params = {"lexical": model.params["lexical"]} if isinstance(model, JointModel) else {}
     elif config.adapter is not None and isinstance(model, DualEncoder):
         params = model.without_adapters().params
-    return {"tokenizer": tokenizer_fingerprint(model.tokenizer), "encoder": fingerprint(params)}
+    read = {"tokenizer": tokenizer_fingerprint(model.tokenizer), "encoder": fingerprint(params)}
+    return {**read, **source_of(model.config.backbone)}
 
 
 def backbone_of(path: str) -> DualEncoder:

@@ -42,6 +42,7 @@ _SETTINGS = {
     "pairs": ("data.pairs",),
     "tokenizer": ("encoder.path", "start"),
     "encoder": ("encoder.path", "encoder.passage_path", "joint.lexical", "start"),
+    "own encoder": ("encoder.path",),
     "scorer": ("scorer.path",),
     "teacher": ("teacher",),
     "guide": ("negatives.guide",),
