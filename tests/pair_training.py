@@ -76,7 +76,7 @@ def by_pytorch(folder: Path, run: CrossEncoderRun) -> tuple[Steps, dict[str, np.
     passages, result = run.examples.passages, Steps([], [], {})
     for number in range(STEPS):
         chosen = run.batches.indices(number)
-        rows = run.draws.rows(chosen, number)
+        rows, _ = run.draws.rows(chosen, number)
         loss = _loss(model, tokenizer, run, [run.examples.texts[int(i)] for i in chosen], rows, passages)
         optimizer.zero_grad()
         loss.backward()

@@ -63,13 +63,39 @@ class PairNegatives:
 class Ranking:
     """The objective of a cross-encoder."""
 
-    loss: Literal["binary", "listwise"] = "binary"
+    loss: Literal["binary", "listwise", "lambda", "ranknet", "margin_mse", "kl"] = "binary"
     """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of
-    the positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
+    the positive among the question's passages (localized contrastive estimation, Gao et al. 2021). ranknet: the order of
+    the positive and each negative (Burges et al. 2005). lambda: the same, weighted by what the order means for nDCG
+    (LambdaLoss with NDCG-Loss2++, Wang et al. 2018). margin_mse, kl: a teacher's stored scores (the training file's), as
+    `distillation.loss` of a dual encoder."""
     positive_weight: float = 1.0
     """Factor of the positives' losses (binary), as there are fewer of them than of negatives."""
+    teacher_order: bool = False
+    """Learn the order of any two passages by a teacher's stored scores instead of positive before negative (ranknet)."""
+    teacher_temperature: float = 1.0
+    """Divisor of the teacher's scores (kl)."""
     chunk: int = 32
     """Pairs that each device reads at once: memory, not mathematics."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher's scores are learnt from."""
+        return self.loss in ("margin_mse", "kl") or self.teacher_order
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        at_least(1, **{"ranking.chunk": self.chunk})
+        for name, loss in (("positive_weight", "binary"), ("teacher_temperature", "kl")):
+            if not (value := getattr(self, name)) > 0:
+                raise UsageError(f"ranking.{name}={value}: must be above 0")
+            if value != 1 and self.loss != loss:
+                raise UsageError(f"ranking.{name} is of the {loss} loss; leave it out, or set ranking.loss={loss}")
+        if self.teacher_order and self.loss != "ranknet":
+            raise UsageError(
+                "ranking.teacher_order is of ranknet, which needs no more of scores than their order; set "
+                "ranking.loss=ranknet, or leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +112,13 @@ class RerankerConfig(Config):
         super().check()
         if bool(self.negatives.mined) != (self.data.mined is not None):
             raise UsageError("negatives.mined and data.mined go together; set both, or neither")
-        if self.ranking.chunk < 1 or self.data.dev_depth < 1:
-            raise UsageError("ranking.chunk and data.dev_depth must be at least 1")
-        if not self.ranking.positive_weight > 0:
-            raise UsageError(f"ranking.positive_weight={self.ranking.positive_weight}: must be above 0")
-        if self.ranking.positive_weight != 1 and self.ranking.loss != "binary":
-            raise UsageError("ranking.positive_weight is of the binary loss; leave it out, or set ranking.loss=binary")
+        at_least(1, **{"data.dev_depth": self.data.dev_depth})
+        negatives = self.negatives
+        if self.ranking.has_teacher and negatives.count > negatives.static:
+            raise UsageError(
+                f"ranking.loss={self.ranking.loss}: only the training file's passages have a teacher's scores; set "
+                "negatives.static, and negatives.mined, bm25 and random to 0"
+            )
         if not 0 <= self.encoder.dropout < 1:
             raise UsageError(f"encoder.dropout={self.encoder.dropout}: must be from 0 to below 1")
         if self.data.dev_run is not None and not self.data.has_dev_questions:

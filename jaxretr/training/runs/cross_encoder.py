@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import ContrastiveConfig, ContrastiveData, Encoder, ExampleData, Negatives, RerankerConfig
+from jaxretr.config import (
+    ContrastiveConfig,
+    ContrastiveData,
+    Distillation,
+    Encoder,
+    ExampleData,
+    Negatives,
+    RerankerConfig,
+)
 from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
@@ -85,7 +93,10 @@ class CrossEncoderRun(TokenRun):
             questions = token_shapes(mesh, ids, min(encoder.max_question_length, frame.room), rows)
             passages = token_shapes(mesh, ids, frame.room, rows, k)
             is_present = abstract_rows(mesh, "bool", rows, k)
-            return PairBatch(questions.tokens, questions.lengths, passages.tokens, passages.lengths, is_present)
+            teacher = abstract_rows(mesh, "float32", rows, k) if config.ranking.has_teacher else None
+            return PairBatch(
+                questions.tokens, questions.lengths, passages.tokens, passages.lengths, is_present, teacher
+            )
 
         return cross_encoder_programs(config, shape, frame, mesh).outline(config, 0, batch)
 
@@ -142,7 +153,7 @@ class CrossEncoderRun(TokenRun):
 
     def _on_host(self, number: int) -> PairBatch:
         chosen = self.batches.indices(number)
-        rows = self.draws.rows(chosen, number)
+        rows, teacher = self.draws.rows(chosen, number)
         is_present = rows != NO_PASSAGE
         flat = np.where(is_present, rows, 0).reshape(-1)
         tokens, lengths = self.passages.select(flat, width_of(self.passages))
@@ -151,6 +162,7 @@ class CrossEncoderRun(TokenRun):
             tokens.reshape(*rows.shape, -1),
             lengths.reshape(rows.shape),
             is_present,
+            teacher,
         )
 
 
@@ -162,9 +174,7 @@ def cross_encoder_programs(
         shape,
         frame,
         config.encoder.dtype,
-        config.ranking.loss,
-        config.ranking.positive_weight,
-        config.ranking.chunk,
+        config.ranking,
         activation_bytes(config.encoder, mesh),
     )
     params, dropout = functools.partial(abstract_params, shape), config.encoder.dropout > 0
@@ -180,4 +190,6 @@ def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
         data=ContrastiveData(**{name: getattr(config.data, name) for name in names}),
         encoder=Encoder(config.encoder.path),
         negatives=Negatives(static=config.negatives.static, mined=config.negatives.mined),
+        # Either loss reads the scores; the loss itself is the cross-encoder's.
+        distillation=Distillation(loss="margin_mse" if config.ranking.has_teacher else "none"),
     )

@@ -125,7 +125,8 @@ class ExampleDraws:
         scores = self.examples.positive_scores, self.examples.negative_scores
         if scores[0] is None or scores[1] is None:
             raise UserError(
-                f"{config.data.train}: its passages have no scores to learn from; add them, or set distillation.loss=none"
+                f"{config.data.train}: its passages have no scores to learn from; add them (jaxretr score), or choose a loss "
+                "without a teacher"
             )
         of_others = Ragged(
             self.examples.other_negatives.offsets, np.full(len(self.examples.other_negatives.values), np.nan)

@@ -48,7 +48,7 @@ class PairDraws:
         """K, the number of passages of a question: the positive and its negatives."""
         return 1 + self.negatives.count
 
-    def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:
+    def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Draw the passages of some questions.
 
         No negative is judged positive for its question, has the title and text of such a passage, or occurs twice.
@@ -58,23 +58,28 @@ class PairDraws:
           step: number of the step.
 
         Returns:
-          int32 [B, K], the positive first; NO_PASSAGE in the places that a small corpus cannot fill.
+          rows int32 [B, K], the positive first; NO_PASSAGE in the places that a small corpus cannot fill; and, if the run
+          learns from a teacher, its scores of them, float32 [B, K], NaN where there is none.
         """
         rng = host_generator(self.seed, HostStream.OTHER_NEGATIVES, step)
-        parts = [self.examples.draws.rows(chosen, step)[0]]
+        of_files, teacher = self.examples.draws.rows(chosen, step)
+        parts = [of_files]
         if self._ranked is not None:
             parts.append(draw_entries(rng, self._ranked, chosen, self.negatives.bm25)[0])
         parts.append(np.full((len(chosen), self.negatives.random), NO_PASSAGE, np.int32))
         rows = np.concatenate(parts, axis=1)
         known = self.examples.draws.known(chosen)
-        rows[:, 1:][self._barred(rows, known)] = NO_PASSAGE
+        barred = self._barred(rows, known)
+        rows[:, 1:][barred] = NO_PASSAGE
+        if teacher is not None:
+            teacher[:, 1:][barred] = np.nan
         for _ in range(_TRIES):
             empty = rows[:, 1:] == NO_PASSAGE
             if not empty.any():
                 break
             rows[:, 1:][empty] = rng.integers(0, self.searched, int(empty.sum()))
             rows[:, 1:][self._barred(rows, known)] = NO_PASSAGE
-        return rows
+        return rows, teacher
 
     def _barred(self, rows: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Whether negatives are positives of their question, or copies of a passage before them: bool [B, K - 1]."""

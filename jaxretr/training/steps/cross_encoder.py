@@ -1,4 +1,4 @@
-"""Training of cross-encoders on judged pairs: each pair separately, or a question's passages against each other.
+"""Training of cross-encoders: each pair separately, a question's passages against each other, or a teacher's scores.
 
 `pair_loss` makes a `SumLoss` of the losses in jaxretr/losses/pairs.py, from which token_step.py builds the compiled step. Rows of question and passage are joined
 in the step, and scored chunk by chunk (chunks.py).
@@ -6,11 +6,12 @@ in the step, and scored chunk by chunk (chunks.py).
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxretr.config import Ranking
 from jaxretr.losses.pairs import pair_losses
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.scorers.cross_encoder import relevance
@@ -32,6 +33,7 @@ class PairBatch(NamedTuple):
     passages: Any  # token ids without special ones, [B, K, P]
     passage_lengths: Any  # int32 [B, K]
     is_present: Any  # bool [B, K]: whether there is a passage
+    teacher: Any = None  # a teacher's scores, float32 [B, K], NaN where it gave none; None without a teacher
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,14 @@ class PairProgram:
       config: the cross-encoder's shape, with the dropout of the training.
       frame: special tokens around question and passage.
       dtype: type of the encoder's matmul operands.
-      loss: see `pair_losses`.
-      positive_weight: see `pair_losses`.
-      chunk: number of pairs that a device reads at once.
+      ranking: the objective.
       activation_bytes: bytes of the pairs' activations that a device may keep; 0: none.
     """
 
     config: CrossEncoderConfig
     frame: PairFrame
     dtype: Any
-    loss: Literal["binary", "listwise"]
-    positive_weight: float
-    chunk: int
+    ranking: Ranking
     activation_bytes: int
 
 
@@ -86,7 +84,7 @@ def pair_loss(program: PairProgram) -> SumLoss:
         keys = None if keys is None else _keys_of_pairs(keys, k)
         # A chunk has no place for the positions where second texts begin.
         pairs = marked(tokens, lengths, seconds, vocabulary)
-        chunks = PaddedChunks.of(pairs, lengths, keys, chunk=program.chunk)
+        chunks = PaddedChunks.of(pairs, lengths, keys, chunk=program.ranking.chunk)
         keep = False
         if program.activation_bytes:
             needed_bytes = kept_bytes(score_rows, None, params, {}, chunks)
@@ -96,7 +94,12 @@ def pair_loss(program: PairProgram) -> SumLoss:
             )
         scores = embed_in_chunks(score_rows, params, chunks, keep=keep)
         return pair_losses(
-            scores.reshape(b, k), batch.is_present, loss=program.loss, positive_weight=program.positive_weight
+            scores.reshape(b, k),
+            batch.is_present,
+            batch.teacher,
+            loss=program.ranking.loss,
+            positive_weight=program.ranking.positive_weight,
+            teacher_temperature=program.ranking.teacher_temperature,
         )
 
     return loss

@@ -13,7 +13,7 @@ from pair_training import config
 import jaxretr
 from jaxretr.config import RerankerConfig
 from jaxretr.data.own_data import with_data
-from jaxretr.data.readers import read_corpus
+from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.runtime.errors import UserError
@@ -38,9 +38,33 @@ def learning(models: Path, **changes: dict[str, Any]) -> RerankerConfig:
         "encoder": {"dropout": 0.02},
         "train": {"steps": 80, "batch_size": 8, "eval_every": 80, "save_every": 10, "log_every": 10},
     }
-    return config(
-        models / "encoder", **{name: {**values, **changes.get(name, {})} for name, values in sections.items()}
-    )
+    return config(models / "encoder", **merged(sections, changes))
+
+
+def merged(sections: dict[str, dict[str, Any]], changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {**sections.get(name, {}), **changes.get(name, {})} for name in sections | changes}
+
+
+def with_teacher(models: Path, folder: Path, **changes: dict[str, Any]) -> RerankerConfig:
+    """KL from the scores of a file: each question has a positive, 3 negatives, and itself as a fourth.
+
+    The scores are of the passages alone, so that a small model can learn them.
+    """
+    texts = [passage.text for passage in read_corpus(tiny.DATA)]
+    rows = []
+    for number, question in enumerate(read_questions(tiny.DATA)):
+        numbers = [number, *((number + place) % 10 + 10 for place in (0, 3, 7))]
+        scores = [float(place % 4) for place in (*numbers, 0)]
+        positive, *negatives = (texts[place] for place in numbers)
+        row = {"query": question.text, "pos": [positive], "neg": [*negatives, question.text]}
+        rows.append(json.dumps({**row, "pos_scores": scores[:1], "neg_scores": scores[1:]}))
+    (folder / "scored.jsonl").write_text("\n".join(rows) + "\n")
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"train": str(folder / "scored.jsonl"), "corpus": str(tiny.DATA)},
+        "ranking": {"loss": "kl"},
+        "negatives": {"bm25": 0, "random": 0, "static": 5},
+    }
+    return learning(models, **merged(sections, changes))
 
 
 def test_a_run_learns_to_rerank(trained: Path) -> None:
@@ -95,7 +119,7 @@ def test_negatives_are_neither_positives_nor_copies(
     draws = CrossEncoderRun(plan, mesh1, tmp_path).draws
     chosen = np.arange(len(draws.examples.texts))
     known = draws.examples.draws.known(chosen)
-    first, again, other = draws.rows(chosen, 5), draws.rows(chosen, 5), draws.rows(chosen, 6)
+    first, again, other = (draws.rows(chosen, step)[0] for step in (5, 5, 6))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     assert first.shape == (len(chosen), 8) and (first != NO_PASSAGE).all()
@@ -138,11 +162,17 @@ def test_ones_own_data_replaces_the_configs(tiny_models: Path, tmp_path: Path) -
     assert own.data.dev_run is None
 
 
-def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+@pytest.mark.parametrize("teacher", [False, True])
+def test_a_plan_has_the_batch_of_the_run(
+    teacher: bool, tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path
+) -> None:
+    """Also one that learns from a teacher's scores."""
     plan = config(tiny_models / "encoder")
+    if teacher:
+        plan = with_teacher(tiny_models, tmp_path)
     planned = outline(plan, mesh1, CorpusSize(0, 0, "none")).programs[0].arguments
     run = CrossEncoderRun(plan, mesh1, tmp_path)
-    for shape, array in zip(planned[1], run.batch(0), strict=True):
+    for shape, array in zip(*map(jax.tree.leaves, (planned[1], run.batch(0))), strict=True):
         assert (shape.ndim, shape.dtype, shape.sharding) == (array.ndim, array.dtype, array.sharding)
         # Real texts may be shorter than the longest allowed.
         assert all(real <= most for real, most in zip(array.shape, shape.shape, strict=True))
@@ -150,6 +180,20 @@ def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.
         jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (planned[0], run.abstract_state(), run.init())
     ]
     assert state[0] == state[1] == state[2]
+
+
+def test_a_teachers_scores_follow_the_draws(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
+    """Empty places and the question itself give way to random passages, which have no score."""
+    draws = CrossEncoderRun(with_teacher(tiny_models, tmp_path), mesh1, tmp_path).draws
+    written = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    rows, teacher = draws.rows(np.arange(len(written)), 3)
+    assert teacher is not None and teacher.dtype == np.float32 and (rows != NO_PASSAGE).all()
+    for row, scores, example in zip(rows, teacher, written, strict=True):
+        known = dict(zip(example["pos"] + example["neg"], example["pos_scores"] + example["neg_scores"], strict=True))
+        del known[example["query"]]
+        texts = [draws.examples.passages.texts[place] for place in row]
+        found = {text: score for text, score in zip(texts, scores.tolist(), strict=True) if not np.isnan(score)}
+        assert found == known and texts[0] == example["pos"][0]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +207,11 @@ def test_a_plan_has_the_batch_of_the_run(tiny_models: Path, mesh1: jax.sharding.
         ({"ranking": {"chunk": 0}}, "must be at least 1"),
         ({"ranking": {"loss": "listwise", "positive_weight": 2.0}}, "is of the binary loss"),
         ({"ranking": {"positive_weight": 0.0}}, "must be above 0"),
+        ({"ranking": {"teacher_order": True}}, "teacher_order is of ranknet, .* set ranking.loss=ranknet"),
+        ({"ranking": {"loss": "lambda", "teacher_order": True}}, "teacher_order is of ranknet"),
+        ({"ranking": {"loss": "margin_mse", "teacher_temperature": 2.0}}, "teacher_temperature is of the kl loss"),
+        ({"ranking": {"loss": "kl"}}, "only the training file's passages have .*; set negatives.static"),
+        ({"ranking": {"loss": "ranknet", "teacher_order": True}}, "ranking.loss=ranknet: only the training file's"),
         ({"encoder": {"max_length": 65}}, "64 positions; lower it"),
         ({"encoder": {"dropout": 1.0}}, "must be from 0 to below 1"),
         ({"data": {"dev_run": "r", "dev_questions": None}}, "set data.dev_questions as well"),
