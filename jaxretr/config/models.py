@@ -122,6 +122,8 @@ class PairEncoder:
     path: str
     """A cross-encoder, which continues its training; or any other MODEL or Hugging Face encoder, which gets a new
     head."""
+    adapter: AdapterShape | None = None
+    """Train LoRA of this shape and the head, and nothing else. The saved model has LoRA's products in its kernels."""
     max_length: int = 256
     """Tokens of a question with its passage, special ones included; the longer of the two is cut."""
     max_question_length: int = 64

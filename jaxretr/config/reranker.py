@@ -121,5 +121,10 @@ class RerankerConfig(Config):
             )
         if not 0 <= self.encoder.dropout < 1:
             raise UsageError(f"encoder.dropout={self.encoder.dropout}: must be from 0 to below 1")
+        if self.encoder.adapter is not None and self.encoder.adapter.bottleneck:
+            raise UsageError(
+                "encoder.adapter.bottleneck: a cross-encoder's folder has no place for a parallel adapter; set "
+                "encoder.adapter.lora_rank alone"
+            )
         if self.data.dev_run is not None and not self.data.has_dev_questions:
             raise UsageError("data.dev_run ranks the dev questions' passages; set data.dev_questions as well")

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxretr.config import AdapterShape
+from jaxretr.models.backbones.adapter_layers import abstract_adapter
 from jaxretr.models.backbones.backbone import make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.dropout import Dropout, folded
@@ -47,10 +49,14 @@ def init_head(config: CrossEncoderConfig, seed: int) -> Params:
     return params
 
 
-def abstract_params(config: CrossEncoderConfig) -> Params:
-    """Return the shapes of the parameters, as ShapeDtypeStructs: {"bert": the encoder's, "head": as `init_head`}."""
+def abstract_params(config: CrossEncoderConfig, adapter: AdapterShape | None = None) -> Params:
+    """Return the shapes of the parameters, as ShapeDtypeStructs: {"bert": the encoder's, "head": as `init_head`}.
+
+    With adapters {"adapter": as by `init_adapter`} as well.
+    """
     backbone = define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]
-    return {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
+    params = {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
+    return params if adapter is None else {**params, "adapter": abstract_adapter(adapter, config.backbone)}
 
 
 def relevance(
@@ -61,6 +67,7 @@ def relevance(
     seconds: jax.Array,
     *,
     dtype: Any,
+    adapter: AdapterShape | None = None,
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
 ) -> jax.Array:
@@ -74,18 +81,20 @@ def relevance(
       seconds: start of the second text in each row, int32 [n], or whether a token is of a second text, bool [n, L], as
         `unmarked` returns them; such tokens have type 1, if the encoder has two types.
       dtype: type of the encoder's matmul operands.
+      adapter: shape of the adapters that are computed, whose parameters are `params["adapter"]`.
       keys: one PRNG key per row [n], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.
 
     Returns:
       float32 [n], logits; [n * M] of packed rows.
     """
-    options: dict[str, Any] = {"keys": keys, "keep_matmuls": keep_matmuls}
+    options: dict[str, Any] = {"adapter": adapter, "keys": keys, "keep_matmuls": keep_matmuls}
+    encoder = params[BACKBONE] if adapter is None else {**params[BACKBONE], "adapter": params["adapter"]}
     if getattr(config.backbone, "type_vocab_size", 0) > 1:
         second = seconds if are_packed(lengths) else jnp.arange(tokens.shape[1]) >= seconds[:, None]
         options["types"] = second.astype(jnp.int32)
     with matmuls_in(dtype):
-        states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype, **options)
+        states = token_states(config.backbone, encoder, tokens, lengths, dtype=dtype, **options)
         ends = _without_padding(tokens, lengths, config.head.pad_token_id)
         pooled = pool(states, lengths, config.head.pooling, ends=ends)
     drop = Dropout(folded(keys, _HEAD), config.backbone.hidden_dropout_prob)

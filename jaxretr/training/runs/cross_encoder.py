@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,10 +23,11 @@ from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.models.backbones.adapter_layers import init_adapter, merge_lora
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.pair_scorer import CrossEncoder
-from jaxretr.models.scorers.cross_encoder import abstract_params
+from jaxretr.models.scorers.cross_encoder import HEAD, abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame
 from jaxretr.runtime.notes import note
@@ -120,8 +122,11 @@ class CrossEncoderRun(TokenRun):
 
     def first_parameters(self, seed: int) -> Params:
         """Return the parameters of the model that the run starts from."""
+        params, adapter = self.model.params, self.config.encoder.adapter
+        if adapter is not None:
+            params = {**params, "adapter": init_adapter(adapter, self.model.config.backbone, seed)}
         # A copy: the first step donates these buffers, and the model keeps its own.
-        return jax.tree.map(np.array, self.model.params)
+        return jax.tree.map(np.array, params)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of the dev questions' candidates in the model's order."""
@@ -140,8 +145,10 @@ class CrossEncoderRun(TokenRun):
 
     def _trained(self, state: TrainState) -> CrossEncoder:
         """Return the model with a state's parameters; called by all processes."""
-        model = self.model
+        model, adapter = self.model, self.config.encoder.adapter
         params = jax.tree.map(to_host, state.weights)
+        if adapter is not None:
+            params = {BACKBONE: merge_lora(params[BACKBONE], params["adapter"], adapter), HEAD: params[HEAD]}
         return CrossEncoder(
             model.config,
             params,
@@ -174,11 +181,13 @@ def cross_encoder_programs(
         shape,
         frame,
         config.encoder.dtype,
+        config.encoder.adapter,
         config.ranking,
         activation_bytes(config.encoder, mesh),
     )
-    params, dropout = functools.partial(abstract_params, shape), config.encoder.dropout > 0
-    return TokenPrograms.of(config, pair_loss(program), params, mesh, dropout=dropout)
+    params = functools.partial(abstract_params, shape, program.adapter)
+    options: dict[str, Any] = {"dropout": config.encoder.dropout > 0, "frozen": program.frozen}
+    return TokenPrograms.of(config, pair_loss(program), params, mesh, **options)
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:

@@ -17,7 +17,7 @@ from jaxretr.models.scorers import pair_texts
 from jaxretr.models.scorers.cross_encoder import HEAD, init_head
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.runtime.errors import UserError
-from jaxretr.training.runs.encoder_start import backbone_of
+from jaxretr.training.runs.encoder_start import backbone_of, check_adapter
 
 
 def load_cross_encoder(encoder: PairEncoder, seed: int) -> CrossEncoder:
@@ -39,7 +39,7 @@ def load_cross_encoder(encoder: PairEncoder, seed: int) -> CrossEncoder:
         config = with_new_head(model.config.backbone, encoder.path)
         params = {BACKBONE: next(iter(model.params.values()))[BACKBONE], HEAD: init_head(config, seed)}
         tokenizer, texts = model.tokenizer, pair_texts.of_tokenizer(model.tokenizer, encoder.max_length)
-    return CrossEncoder(with_dropout(config, encoder.dropout), params, tokenizer, texts, **lengths)
+    return CrossEncoder(as_trained(config, encoder), params, tokenizer, texts, **lengths)
 
 
 def start_shape(encoder: PairEncoder) -> CrossEncoderConfig:
@@ -58,7 +58,7 @@ def start_shape(encoder: PairEncoder) -> CrossEncoderConfig:
             f"{encoder.path}: has {positions} positions, the config asks for {encoder.max_length}; lower "
             "encoder.max_length"
         )
-    return with_dropout(shape, encoder.dropout)
+    return as_trained(shape, encoder)
 
 
 def holds_cross_encoder(path: str) -> bool:
@@ -79,7 +79,10 @@ def with_new_head(backbone: Backbone, path: str) -> CrossEncoderConfig:
     return CrossEncoderConfig(backbone, head)
 
 
-def with_dropout(config: CrossEncoderConfig, dropout: float) -> CrossEncoderConfig:
-    """Return the shape with this dropout in training."""
+def as_trained(config: CrossEncoderConfig, encoder: PairEncoder) -> CrossEncoderConfig:
+    """Return the shape with the dropout of the settings; UsageError for adapters that it has no place for."""
+    if encoder.adapter is not None:
+        check_adapter(encoder.adapter, config.backbone)
+    dropout = encoder.dropout
     backbone = dataclasses.replace(config.backbone, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     return dataclasses.replace(config, backbone=backbone)

@@ -14,7 +14,7 @@ from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabulary_size
 from jaxretr.models.adapter import Adapter, same_towers
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter
-from jaxretr.models.backbones.backbone_config import BACKBONE
+from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.own import source_of
@@ -237,13 +237,18 @@ def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig
             "encoder.adapter has another shape than the adapters that encoder.path has already; give the same shape to "
             "train them on, or a path without adapters"
         )
-    if not model.backbone.num_hidden_layers:
+    check_adapter(shape, model.backbone)
+    return dataclasses.replace(model, adapter=shape, lora_merged=False)
+
+
+def check_adapter(shape: AdapterShape, backbone: Backbone) -> None:
+    """Raise UsageError for adapters that an encoder has no place for."""
+    if not backbone.num_hidden_layers:
         raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
     try:
-        check_shape(shape, model.backbone.dense_sizes())
+        check_shape(shape, backbone.dense_sizes())
     except ValueError as error:
         raise UsageError(f"encoder.adapter: {error}") from None
-    return dataclasses.replace(model, adapter=shape, lora_merged=False)
 
 
 def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:

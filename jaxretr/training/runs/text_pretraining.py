@@ -17,6 +17,7 @@ from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer, tokenizer_fingerprint
 from jaxretr.data.training_set import read_passages
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.partition import partition
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import sharding
@@ -82,6 +83,8 @@ class TokenPrograms(NamedTuple):
     """The training step, from `make_token_step`."""
     evaluation: Callable[..., Any]
     """The held-out loss, from `make_token_loss`."""
+    frozen: tuple[str, ...]
+    """Names of the branches of the parameters that are not trained."""
 
     @staticmethod
     def of(
@@ -92,6 +95,7 @@ class TokenPrograms(NamedTuple):
         *,
         chunk: int | None = None,
         dropout: bool = False,
+        frozen: tuple[str, ...] = (),
     ) -> "TokenPrograms":
         """Build the programs.
 
@@ -102,15 +106,16 @@ class TokenPrograms(NamedTuple):
           mesh: the devices.
           chunk: number of rows that a device takes at once.
           dropout: whether the loss is given keys in training.
+          frozen: names of branches of the parameters that are not trained.
         """
         optimizer = optim.build(config.optimizer, config.train.steps)
         seed = config.train.seed if dropout else None
         step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout_seed=seed)
-        return TokenPrograms(mesh, params, loss, optimizer, step, make_token_loss(loss, mesh))
+        return TokenPrograms(mesh, params, loss, optimizer, step, make_token_loss(loss, mesh), frozen)
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state."""
-        return abstract_train_state(self.params(), self.optimizer, self.mesh)
+        return abstract_train_state(self.params(), self.optimizer, self.mesh, self.frozen)
 
     def outline(self, config: Config, held_out: int, batch: Callable[[int, bool], Any]) -> Outline:
         """Return all programs of the run, and the shapes of their arguments.
@@ -158,8 +163,8 @@ class TokenRun:
 
     def init(self) -> TrainState:
         """Return the state before the first step."""
-        params = self.first_parameters(self.config.train.seed)
-        return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
+        trained, kept = partition(self.first_parameters(self.config.train.seed), self.programs.frozen)
+        return sharding.put(TrainState.create(trained, self.programs.optimizer, kept), self.mesh)
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state, for reading a checkpoint."""

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxretr.config import Ranking
+from jaxretr.config import AdapterShape, Ranking
 from jaxretr.losses.pairs import pair_losses
+from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.partition import partition
 from jaxretr.models.scorers.cross_encoder import relevance
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame, marked, unmarked
@@ -44,6 +46,7 @@ class PairProgram:
       config: the cross-encoder's shape, with the dropout of the training.
       frame: special tokens around question and passage.
       dtype: type of the encoder's matmul operands.
+      adapter: shape of the adapters; None: there are none.
       ranking: the objective.
       activation_bytes: bytes of the pairs' activations that a device may keep; 0: none.
     """
@@ -51,8 +54,14 @@ class PairProgram:
     config: CrossEncoderConfig
     frame: PairFrame
     dtype: Any
+    adapter: AdapterShape | None
     ranking: Ranking
     activation_bytes: int
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the branches of the parameters that are not trained: the encoder, if adapters are."""
+        return () if self.adapter is None else (BACKBONE,)
 
 
 def pair_loss(program: PairProgram) -> SumLoss:
@@ -68,6 +77,7 @@ def pair_loss(program: PairProgram) -> SumLoss:
             lengths,
             seconds,
             dtype=program.dtype,
+            adapter=program.adapter,
             keys=keys,
             keep_matmuls=True,
         )
@@ -85,14 +95,15 @@ def pair_loss(program: PairProgram) -> SumLoss:
         # A chunk has no place for the positions where second texts begin.
         pairs = marked(tokens, lengths, seconds, vocabulary)
         chunks = PaddedChunks.of(pairs, lengths, keys, chunk=program.ranking.chunk)
+        trained, frozen = partition(params, program.frozen)
         keep = False
         if program.activation_bytes:
-            needed_bytes = kept_bytes(score_rows, None, params, {}, chunks)
+            needed_bytes = kept_bytes(score_rows, None, trained, frozen, chunks)
             keep = needed_bytes <= program.activation_bytes
             log.debug(
                 "activations of %d pairs: %d bytes, %s", b * k, needed_bytes, "kept" if keep else "computed twice"
             )
-        scores = embed_in_chunks(score_rows, params, chunks, keep=keep)
+        scores = embed_in_chunks(score_rows, trained, chunks, frozen=frozen, keep=keep)
         return pair_losses(
             scores.reshape(b, k),
             batch.is_present,

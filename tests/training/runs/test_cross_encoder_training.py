@@ -1,5 +1,6 @@
 """Runs of cross-encoders: they learn, resume bit for bit, are read by others, and refuse what cannot be."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from flax.traverse_util import flatten_dict
 from pair_training import config
 
 import jaxretr
-from jaxretr.config import RerankerConfig
+from jaxretr.config import AdapterShape, RerankerConfig
 from jaxretr.data.own_data import with_data
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.losses.contrastive import NO_PASSAGE
@@ -20,7 +22,7 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.training.loop import outline, train
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.cross_encoder import CrossEncoderRun
-from jaxretr.training.runs.cross_encoder_start import with_new_head
+from jaxretr.training.runs.cross_encoder_start import load_cross_encoder, with_new_head
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +168,10 @@ def test_ones_own_data_replaces_the_configs(tiny_models: Path, tmp_path: Path) -
 def test_a_plan_has_the_batch_of_the_run(
     teacher: bool, tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path
 ) -> None:
-    """Also one that learns from a teacher's scores."""
+    """Also one that trains LoRA on a teacher's scores."""
     plan = config(tiny_models / "encoder")
     if teacher:
-        plan = with_teacher(tiny_models, tmp_path)
+        plan = with_teacher(tiny_models, tmp_path, encoder={"adapter": AdapterShape(lora_rank=2)})
     planned = outline(plan, mesh1, CorpusSize(0, 0, "none")).programs[0].arguments
     run = CrossEncoderRun(plan, mesh1, tmp_path)
     for shape, array in zip(*map(jax.tree.leaves, (planned[1], run.batch(0))), strict=True):
@@ -196,6 +198,63 @@ def test_a_teachers_scores_follow_the_draws(tiny_models: Path, mesh1: jax.shardi
         assert found == known and texts[0] == example["pos"][0]
 
 
+def with_lora(models: Path, folder: Path) -> RerankerConfig:
+    encoder = {"adapter": AdapterShape(lora_rank=4, lora_alpha=8)}
+    unjudged = {"dev_questions": None, "dev_qrels": None}  # So that the last model is saved, not the best.
+    return with_teacher(
+        models, folder, encoder=encoder, optimizer={"learning_rate": 2e-2}, train={"steps": 60}, data=unjudged
+    )
+
+
+def test_lora_and_the_head_learn_from_a_teacher(tiny_models: Path, tmp_path: Path) -> None:
+    """All other parameters keep their bits."""
+    plan = with_lora(tiny_models, tmp_path)
+    train(plan, tmp_path / "run")
+    values = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in values if "loss" in line]
+    assert losses[-1] < 0.6 * losses[0]
+    saved = flatten_dict(jaxretr.CrossEncoder.from_pretrained(tmp_path / "run").params)
+    start = flatten_dict(load_cross_encoder(plan.encoder, plan.train.seed).params)
+    assert saved.keys() == start.keys()
+    moved = {path for path in saved if (np.asarray(saved[path]) != np.asarray(start[path])).any()}
+    kernels = {("bert", "layers", name, "kernel") for name in ("query", "value")}
+    assert {path for path in moved if path[0] == "bert"} == kernels and ("head", "out", "kernel") in moved
+
+
+def test_a_saved_model_has_loras_products_in_its_kernels(
+    tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path
+) -> None:
+    """Its loss is that of the encoder with the adapters beside it, to float32's rounding."""
+    run = CrossEncoderRun(with_lora(tiny_models, tmp_path), mesh1, tmp_path)
+    state, batch = run.init(), run.batch(0)
+    adapters = tiny.lively(state.params["adapter"], 5, 0.5)
+    learnt = dataclasses.replace(state, params={**state.params, "adapter": adapters})
+    run.save_model(learnt, tmp_path / "saved")
+    merged = {**state.weights, **jaxretr.CrossEncoder.from_pretrained(tmp_path / "saved").params}
+    before, beside, inside = (
+        float(run.programs.evaluation(weights, batch)[0]) for weights in (state.weights, learnt.weights, merged)
+    )
+    assert abs(beside - before) > 1e-3
+    assert inside == pytest.approx(beside, rel=1e-5)
+
+
+def test_lora_on_eight_devices_takes_the_steps_of_one(
+    tiny_models: Path, mesh1: jax.sharding.Mesh, mesh8: jax.sharding.Mesh, tmp_path: Path
+) -> None:
+    """Tolerance: sums in another order, before Adam's first steps. The frozen encoder keeps its bits."""
+    plan = with_lora(tiny_models, tmp_path)
+    found = []
+    for mesh in (mesh1, mesh8):
+        run = CrossEncoderRun(plan, mesh, tmp_path)
+        start, state = jax.device_get(run.init().frozen), run.init()
+        step = tiny.compiled_quickly(run.programs.step)
+        for number in range(3):
+            state, _ = step(state, run.batch(number))
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.frozen), start)
+        found.append(jax.device_get(state.params))
+    jax.tree.map(lambda one, eight: np.testing.assert_allclose(one, eight, atol=1e-5), *found)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -212,6 +271,8 @@ def test_a_teachers_scores_follow_the_draws(tiny_models: Path, mesh1: jax.shardi
         ({"ranking": {"loss": "margin_mse", "teacher_temperature": 2.0}}, "teacher_temperature is of the kl loss"),
         ({"ranking": {"loss": "kl"}}, "only the training file's passages have .*; set negatives.static"),
         ({"ranking": {"loss": "ranknet", "teacher_order": True}}, "ranking.loss=ranknet: only the training file's"),
+        ({"encoder": {"adapter": AdapterShape(lora_rank=2, bottleneck=2)}}, "encoder.adapter.bottleneck: .* set"),
+        ({"encoder": {"adapter": AdapterShape(lora_rank=2, lora_targets=("ffn_gate",))}}, "encoder.adapter: .*choose"),
         ({"encoder": {"max_length": 65}}, "64 positions; lower it"),
         ({"encoder": {"dropout": 1.0}}, "must be from 0 to below 1"),
         ({"data": {"dev_run": "r", "dev_questions": None}}, "set data.dev_questions as well"),
