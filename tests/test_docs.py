@@ -223,7 +223,7 @@ def test_reference_pages_say_in_a_clone_how_to_print_what_they_include() -> None
             assert code == "jaxretr" or callable(getattr(jaxretr, code.removeprefix("jaxretr.")))
 
 
-@pytest.mark.parametrize("name", ["sentence_transformers", "tevatron"])
+@pytest.mark.parametrize("name", ["sentence_transformers", "tevatron", "flagembedding"])
 def test_the_command_trains_with_the_settings_of_the_python_beside_it(name: str) -> None:
     path = ROOT / f"docs/coming_from/{name}.md"
     calls = [
@@ -259,7 +259,7 @@ def test_nothing_is_said_of_places_outside_of_the_project(path: Path) -> None:
 
 # Pages whose code is run in the order in which it is printed, each in a folder of its own.
 RUN = ["README.md", "docs/get_started.md", "docs/own_data.md", *(f"docs/coming_from/{name}.md" for name in (
-    "sentence_transformers", "tevatron", "dpr",
+    "sentence_transformers", "tevatron", "flagembedding", "splade_pylate", "dpr",
 ))]  # fmt: skip
 RUN_PYTHON = [
     *RUN,
