@@ -215,7 +215,7 @@ def _index(given: Mapping[str, Any]) -> Exported:
     questions = None if queries is None else read_questions(queries)
     encoder = loaded(given["model"])
     check_store(store, encoder)
-    if is_sparse(store.meta.dtype):
+    if is_sparse(store.meta.dtype) and to != "pyserini":
         raise UserError(
             f"{given['index']}: holds sparse vectors, which --to {to} has no place for; search and serve the store itself"
         )

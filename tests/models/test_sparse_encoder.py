@@ -1,6 +1,7 @@
 """Learned sparse encoders: their vectors and losses against sentence-transformers', their stores, their search, training."""
 
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.vector_files import SparseRows
 from jaxretr.indexes.exact.sparse import SparseIndex
 from jaxretr.indexes.index import SearchOptions
+from jaxretr.indexes.interchange import pyserini
 from jaxretr.indexes.opening import open_index
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.masked_lm import fresh_head
@@ -160,6 +162,27 @@ def test_bad_folders_and_uses(
         SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.ones((1, 3)), 1)
     with pytest.raises(UserError, match="finite numbers that are not negative"):
         SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.array([[-1.0, 1.0]]), 1)
+
+
+def test_impacts_for_pyserini_are_the_rounded_weights(
+    encoder: SparseEncoder, store: EmbeddingStore, tmp_path: Path
+) -> None:
+    exported = jaxretr.export(encoder, index=store, to="pyserini", out=tmp_path / "impacts", corpus=DATA)
+    lines = (tmp_path / "impacts/embeddings/embeddings.jsonl").read_text().splitlines()
+    rows, corpus = [json.loads(line) for line in lines], read_corpus(DATA)
+    assert [row["id"] for row in rows] == corpus.ids and rows[0]["contents"].endswith(corpus.texts[0])
+    weights = store.rows(0, len(corpus))
+    for row, vector in zip(rows, weights, strict=True):
+        expected = {word: round(100 * weight) for word, weight in encoder.words(vector)[0].items()}
+        assert row["vector"] == {word: impact for word, impact in expected.items() if impact}
+    impacts = sum(len(row["vector"]) for row in rows)
+    assert f"20 rows for Pyserini; {impacts} impacts" in str(exported)
+    lines[3] = lines[3].replace('"vector": {', '"vector": {"x": 1.5, ')
+    (tmp_path / "impacts/embeddings/embeddings.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match="embeddings.jsonl was changed"):
+        jaxretr.verify(tmp_path / "impacts")
+    with pytest.raises(UserError, match=r"embeddings.jsonl:4: its vector is not an object of whole numbers above 0"):
+        list(pyserini._read(tmp_path / "impacts", [], None))
 
 
 # ---- stores and search -----------------------------------------------------------------------------------------------
