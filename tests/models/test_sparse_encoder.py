@@ -177,9 +177,9 @@ def test_impacts_for_pyserini_are_the_rounded_weights(
         assert row["vector"] == {word: impact for word, impact in expected.items() if impact}
     impacts = sum(len(row["vector"]) for row in rows)
     assert f"20 rows for Pyserini; {impacts} impacts" in str(exported)
-    lines[3] = lines[3].replace('"vector": {', '"vector": {"x": 1.5, ')
+    lines[3] = lines[3].replace('"vector": {', '"vector": {"a b": 1.5, ')
     (tmp_path / "impacts/embeddings/embeddings.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match="embeddings.jsonl was changed"):
+    with pytest.raises(UserError, match=r"embeddings\.jsonl was changed"):
         jaxretr.verify(tmp_path / "impacts")
     with pytest.raises(UserError, match=r"embeddings.jsonl:4: its vector is not an object of whole numbers above 0"):
         list(pyserini._read(tmp_path / "impacts", [], None))

@@ -19,6 +19,7 @@ from jaxretr.data.text_rows import find_input
 from jaxretr.embeddings.vector_files import is_sparse
 from jaxretr.indexes import golden_hits
 from jaxretr.indexes.source import IndexSource, as_json, expected_bytes, silent
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
@@ -112,6 +113,7 @@ def verify(folder: Path) -> str:
 
 def _impacts(source: IndexSource, encoder: TextEncoder, advance: Callable[[int], None]) -> Iterator[str]:
     """Yield the impacts of each passage of a sparse store, as JSON."""
+    assert isinstance(encoder, DualEncoder)  # No other one is sparse.
     words = encoder.tokenizer.convert_ids_to_tokens(list(range(source.store.meta.dim)))
     for shard in range(source.store.meta.shards):
         entries, weights, counts = source.store.sparse_rows(shard)
