@@ -276,6 +276,7 @@ def _train(
 ) -> tuple[dict[str, Any] | None, dict[str, float]]:
     """Return the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
+    needed_before = programs()
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
     agree("the beginning", {**program_facts(), **sections, "workdir": str(folder)})
     mesh = make_mesh(model=config.mesh.model)
@@ -342,7 +343,7 @@ def _train(
                     with clock.part("steps" if number > start else "first step"):
                         state, metrics = run.step(state, number, batch)
                 if number == start:
-                    log.info("%s before and in the first step", programs())
+                    log.info("%s before and in the first step", programs() - needed_before)
                 trace.end(step, metrics)
                 on_step(step, metrics)
                 watch.note(step, metrics["loss"])

@@ -59,7 +59,11 @@ class LossWatch:
         return None
 
 
-def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes: bool) -> UserError:
+class DivergedError(UserError):
+    """The loss of a run is NaN, infinite or much too large."""
+
+
+def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes: bool) -> DivergedError:
     """Save the batch and the known facts; return the error that ends the run.
 
     Args:
@@ -78,7 +82,7 @@ def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes
         report = {"step": bad.step, "loss": str(bad.loss), "usual_loss": bad.usual, "checkpoint": checkpoint}
         write_json(folder / f"step-{bad.step}.json", report, indent=1)
     before = "" if bad.usual is None else f" (usually {bad.usual:.4g})"
-    return UserError(
+    return DivergedError(
         f"{workdir}: the loss of step {bad.step} is {bad.loss:.4g}{before}; its batch is kept in {folder}: look at it with "
         f"'jaxretr debug replay {workdir}', and train with a lower optimizer.learning_rate in another workdir"
     )

@@ -79,6 +79,15 @@ def before(run: RunFiles) -> Encoder | None:
     return model.combined(model.params) if isinstance(model, JointModel) else model
 
 
+def of_run(run: RunFiles) -> System:
+    """The best model of a run, which has one, as a system."""
+    return _system(run.name, partial(load_encoder, str(run.model)))
+
+
+def _system(name: str, load: Callable[[], Any]) -> System:
+    return name, lambda corpus: encoder_search(load(), corpus, None)
+
+
 def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
     """Search with every run's model, with the encoder that the first began with, and with BM25.
 
@@ -87,9 +96,6 @@ def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
     """
     metrics = OF_ANSWERS if on.qrels is None else METRICS
 
-    def system(name: str, load: Callable[[], Any]) -> System:
-        return name, lambda corpus: encoder_search(load(), corpus, None)
-
-    of_runs = [system(run.name, partial(load_encoder, str(run.model))) for run in runs if run.model is not None]
-    began = [system(BEFORE, partial(before, runs[0]))] if _begins_with_model(runs[0].config) else []
+    of_runs = [of_run(run) for run in runs if run.model is not None]
+    began = [_system(BEFORE, partial(before, runs[0]))] if _begins_with_model(runs[0].config) else []
     return Report.of(find_all([of_runs[0], (BM25, bm25_search), *began, *of_runs[1:]], on, metrics), on, metrics)
