@@ -143,6 +143,7 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     if type(begun) is not type(config) or not read_inputs(workdir):
         return begun
     names = [name for setting in _PATHS if (name := setting.removeprefix("data.")) not in (setting, "mixture")]
+    names.append("token_cache")
     old: Any = getattr(begun, "data", None)
     new: Any = getattr(config, "data", None)
 
