@@ -54,5 +54,6 @@ from jaxretr.training.experiment import load_config as load_config
 from jaxretr.training.loop import train as train
 from jaxretr.training.report.blind import judge as judge
 from jaxretr.training.report.run_report import report as report
+from jaxretr.training.sweep import sweep as sweep
 from jaxretr.training.teacher_scores import mine_scores as mine_scores
 from jaxretr.version import __version__ as __version__

@@ -76,6 +76,7 @@ RUN_BY = {
     "search --rerank": "indexes/test_reranking.py",
     "search --format": "cli/test_cli.py",
     "search --where": "cli/test_search_command.py",
+    "sweep": "training/test_sweep.py",
     "train": "cli/test_cli.py",
     "train --coordinator": "training/runs/test_hosts.py",
     "train --data": "test_docs.py",

@@ -22,6 +22,7 @@ from jaxretr.version import __version__
 _OPTIONS = (
     "quickstart",
     "train",
+    "sweep",
     "configs",
     "encode",
     "search",
@@ -56,6 +57,8 @@ _OPTIONS = (
 _WITHOUT_ACTION = ("adapt", "mine", "serve")
 # Commands where the next word may be an action or an argument.
 _TAKES_A_WORD = ("adapt", "serve")
+# Commands that take the settings of a CONFIG as --section.key VALUE.
+_WITH_SETTINGS = ("train", "sweep")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +111,7 @@ def _spoken(args: argparse.Namespace, message: str) -> str:
     """The message with what the user types for each parameter, and each setting of a config, that it names."""
     name = f"{args.command} {args.action}" if "action" in args else args.command
     words, settings = build_parser(args.command)[1][name].words, []
-    if args.command == "train":
+    if args.command in _WITH_SETTINGS:
         from jaxretr.config import all_settings
 
         names = [setting.replace("-", "_") for setting in all_settings()]
@@ -163,7 +166,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the words after `jaxretr`.
 
     Returns:
-      The arguments, with `command` and, for train, the overrides of the configuration in `overrides`.
+      The arguments, with `command` and, for train and sweep, the overrides of the configuration in `overrides`.
 
     Raises:
       UsageError: a word is misspelt, missing or superfluous.
@@ -183,8 +186,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser, rest = commands[name], words[len(name.split()) :]
     # Before argparse, which would report the option that is missing, not the one that is misspelt.
     _check_options(name, parser, rest)
-    if name == "train":
-        return _parse_train(parser, rest)
+    if name in _WITH_SETTINGS:
+        return _parse_with_settings(name, parser, rest)
     if commands.actions(name) and name not in _WITHOUT_ACTION and not {"-h", "--help"} & set(rest):
         raise UsageError(f"the following arguments are required: ACTION; see: jaxretr {name} --help")
     args, superfluous = parser.parse_known_args(rest)
@@ -193,26 +196,30 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    from jaxretr.cli.train import check
-
+def _parse_with_settings(name: str, parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     wants_help = not {"-h", "--help"}.isdisjoint(words)
     options, overrides = _without_settings(parser, [word for word in words if word not in ("-h", "--help")])
     try:
         args, superfluous = parser.parse_known_args(options)
         if superfluous:
-            raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr train --help")
+            raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr {name} --help")
     except UsageError as error:
         if wants_help:  # Without a config the words ask for the command's own help.
             parser.parse_args(["--help"])
         if overrides and "CONFIG" in str(error):
             raise UsageError(
-                "CONFIG is missing; it comes before the settings: jaxretr train CONFIG --section.key ..."
+                f"CONFIG is missing; it comes before the settings: jaxretr {name} CONFIG --section.key ..."
             ) from None
         raise
-    args.overrides, args.command_help = overrides, parser.format_help() if wants_help else None
-    if not wants_help:
-        check(args)
+    args.overrides = overrides
+    if name == "train":
+        from jaxretr.cli.train import check
+
+        args.command_help = parser.format_help() if wants_help else None
+        if not wants_help:
+            check(args)
+    elif wants_help:
+        parser.parse_args(["--help"])
     return args
 
 
@@ -252,7 +259,7 @@ def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
     # Without --help, which a message without a suggestion names in any case.
     known = [name for name in parser.options if name.startswith("--") and name != "--help"]
     sections: list[str] = []
-    if command == "train":
+    if command in _WITH_SETTINGS:
         from jaxretr.config import KINDS, all_settings, nearest_setting
 
         sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
@@ -269,10 +276,10 @@ def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
             if setting is not None:
                 given[setting] = name
             continue
-        # train's settings, --section.key, are checked once the config has been read.
+        # The settings of a CONFIG, --section.key, are checked once the config has been read.
         setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
-        if word.startswith("--") and not (command == "train" and setting):
-            if command == "train":
+        if word.startswith("--") and not (command in _WITH_SETTINGS and setting):
+            if command in _WITH_SETTINGS:
                 hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
             else:
                 hint = did_you_mean(name, known)

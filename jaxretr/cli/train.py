@@ -4,7 +4,7 @@ import argparse
 import json
 
 from jaxretr.cli.config_help import settings_text
-from jaxretr.cli.parsing import Commands, add_processes, at_least_one, window
+from jaxretr.cli.parsing import Commands, Parser, add_processes, at_least_one, window
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training import experiment
 
@@ -24,26 +24,8 @@ def add_commands(commands: Commands) -> None:
         "       %(prog)s CONFIG --help\n"
         "       %(prog)s CONFIG [--data PATH] --plan [--topology v5e:4x4] [--section.key VALUE ...]"
     )
+    add_config(parser)
     add = parser.add_argument
-    add(
-        "config",
-        metavar="CONFIG",
-        help="a file that defines config() -> jaxretr.config.Config, or the name of a shipped one (see: jaxretr configs)",
-    )
-    add(
-        "--data",
-        "--beir",
-        metavar="PATH",
-        action="append",
-        help="your own data, instead of what the config names: a BEIR folder (corpus, queries, qrels) or one training "
-        "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements; given "
-        "several times, a contrastive run trains on all of them (data.mixture)",
-    )
-    add(
-        "--data-folder",
-        metavar="DIR",
-        help="where the data sets are that the config names, in place of its own folder (data, for those that ship)",
-    )
     add("--workdir", metavar="DIR", help="folder of the run: checkpoints, metrics, the best model")
     add(
         "--profile-steps",
@@ -64,6 +46,30 @@ def add_commands(commands: Commands) -> None:
     add("--passages", type=at_least_one, metavar="N", help="size of the corpus, if its file is not available")
     add("--format", choices=("text", "json"), help="output format (default: text)")
     add_processes(parser)
+
+
+def add_config(parser: Parser) -> None:
+    """Add CONFIG and the data in place of what it names."""
+    add = parser.add_argument
+    add(
+        "config",
+        metavar="CONFIG",
+        help="a file that defines config() -> jaxretr.config.Config, or the name of a shipped one (see: jaxretr configs)",
+    )
+    add(
+        "--data",
+        "--beir",
+        metavar="PATH",
+        action="append",
+        help="your own data, instead of what the config names: a BEIR folder (corpus, queries, qrels) or one training "
+        "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements; given "
+        "several times, a contrastive run trains on all of them (data.mixture)",
+    )
+    add(
+        "--data-folder",
+        metavar="DIR",
+        help="where the data sets are that the config names, in place of its own folder (data, for those that ship)",
+    )
 
 
 def check(args: argparse.Namespace) -> None:

@@ -37,6 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 COMMANDS = (
     "quickstart",
     "train",
+    "sweep",
     "encode",
     "search",
     "evaluate",
@@ -238,6 +239,7 @@ REPEATABLE = {
     "encode": {"--corpus"},
     "search": {"--where"},
     "train": {"--data", "--beir"},
+    "sweep": {"--data", "--beir", "--grid"},
     "merge": {"--weight", "-w"},
     "evaluate": {"--baseline", "--typo-queries", "--and-model"},
     "mine lexical": {"--corpus", "--teacher"},
