@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from jaxretr.version import __version__
 CARD = "README.md"
 
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
+
+# "files:/home/me/notes", "s3://bucket/corpus.jsonl", "./data"; not OWNER/NAME or "ir_datasets:beir/scifact".
+_PLACE = re.compile(r"(\w+:)?([/~.].*)", re.DOTALL)
 
 _EXAMPLE = {
     "question": "who wrote The Magic Flute?",
@@ -119,14 +123,15 @@ def write(
 
 
 def without_folders(content: Any) -> Any:
-    """A value, and all values in it, with the last names of files and folders in place of their full paths."""
+    """A value, and all values in it, with the last names of files, folders and remote addresses in place of their full paths."""
     if isinstance(content, RunRecord):
         return dataclasses.replace(content, config=without_folders(content.config))
     if isinstance(content, Mapping):
         return {name: without_folders(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
         return [without_folders(value) for value in content]
-    return Path(content).name if isinstance(content, str) and content.startswith(("/", "~", "../")) else content
+    place = _PLACE.fullmatch(content) if isinstance(content, str) else None
+    return content if place is None else f"{place[1] or ''}{Path(place[2]).name}"
 
 
 def _display_name(backbone: Backbone) -> str:

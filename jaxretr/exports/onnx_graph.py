@@ -38,10 +38,11 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
       padding on the right) -> embedding float32 [batch, D].
 
     Raises:
-      UserError: onnx is not installed; or the encoder is a sparse one.
+      UserError: onnx is not installed; or the encoder is a sparse one, or one of the user's own.
     """
-    if config.sparse:
-        raise UserError("a sparse encoder is not written as ONNX; export --to sentence-transformers, or --to stablehlo")
+    if config.sparse or type(config.backbone) not in _STATES:
+        what = "a sparse encoder" if config.sparse else "an encoder of your own"
+        raise UserError(f"{what} is not written as ONNX; export --to stablehlo, or --to jaxretr")
     onnx = import_extra("onnx", "export")
     import_extra("onnx.numpy_helper", "export")
     graph, backbone, weights = Graph(onnx), config.backbone, params[BACKBONE]

@@ -76,9 +76,16 @@ def publish(
       UsageError: no name of a repository.
       UserError: the layout cannot hold the model, or the hub refuses the upload or cannot be reached.
     """
-    name, branch = name_and_revision(repository)
-    if not is_hub_name(repository) or "/" not in name:
-        raise UsageError(f"repository={repository!r}: no name of a repository; give OWNER/NAME or OWNER/NAME@BRANCH")
+    from huggingface_hub.utils import validate_repo_id
+
+    name, branch = name_and_revision(str(repository))
+    try:
+        if not is_hub_name(str(repository)) or "/" not in name:
+            raise ValueError
+        validate_repo_id(name)
+    except ValueError as error:
+        hint = "no name of a repository; give OWNER/NAME or OWNER/NAME@BRANCH"
+        raise UsageError(f"repository={str(repository)!r}: {str(error).rstrip('.') or hint}") from None
     encoder = loaded(model)
     target = to or ("jaxretr" if isinstance(encoder, CombinedEncoder) else "sentence-transformers")
     with TemporaryDirectory(prefix="jaxretr-publish-") as temporary:

@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
 from jaxretr.models.backbones.backbone import fresh_params, token_states
-from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone, kind_of, shape_class
+from jaxretr.models.backbones.backbone_config import BACKBONE, OWN, Backbone, kind_of, shape_class
 from jaxretr.models.backbones.layers import Params, linear, matmuls_in, residual_in
 from jaxretr.models.backbones.masked_lm import fresh_head, masked_lm_shape, word_weights
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
@@ -143,12 +143,10 @@ class DualEncoderConfig:
             if not isinstance(shape := values.pop(kind), dict):
                 raise UserError(f"{where}: '{kind}' is {shape!r}; it must be an object")
             values["backbone"] = dataclass_from(shape_of_kind, shape, f"{where}.{kind}")
-        if "backbone" not in values and (
-            unknown := [name for name in values.keys() - known if isinstance(values[name], dict)]
-        ):
+        for name in (kind.removeprefix(OWN) for kind in values if kind.startswith(OWN)):
             raise UserError(
-                f"{where}: the encoder {unknown[0]!r} is not known here; call jaxretr.register_encoder({unknown[0]!r}, ...) "
-                "first, or install the package that has it"
+                f"{where}: the encoder {name!r} is not known here; call jaxretr.register_encoder({name!r}, ...) first, or "
+                "install the package that has it"
             )
         config = dataclass_from(cls, values, where)
         for name, choices in (

@@ -69,11 +69,14 @@ def serving(hub: Hub) -> Iterator[str]:
         def refused(self, code: str, status: int = 404) -> None:
             self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
 
+        def parts(self) -> list[str]:
+            return [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
+
         def body(self) -> bytes:
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
         def do_POST(self) -> None:
-            body, parts = self.body(), unquote(urlsplit(self.path).path).strip("/").split("/")
+            body, parts = self.body(), self.parts()
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return self.answer({"error": "Invalid username or password."}, 401)
             if parts[-1] == "validate-yaml":
@@ -102,7 +105,7 @@ def serving(hub: Hub) -> Iterator[str]:
             return self.answer({"commitUrl": f"{address}/{name}/commit/{commit}", "commitOid": commit, "success": True})
 
         def do_GET(self) -> None:
-            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            parts = self.parts()
             api = parts[0] == "api"
             name = "/".join(parts[2:4] if api else parts[:2])
             if name not in hub.branches:

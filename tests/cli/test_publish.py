@@ -10,6 +10,7 @@ from test_cli import train_once
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.exports.card import without_folders
 from jaxretr.exports.publishing import publish
 from jaxretr.runtime.errors import UsageError, UserError
 
@@ -78,9 +79,23 @@ def test_a_dry_run_uploads_nothing(hub: Hub, trained: Path) -> None:
 def test_what_cannot_be_published_is_said(hub: Hub, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    for name in ("planets", "a/b/c", "me/", "me/planets@"):
-        with pytest.raises(UsageError, match="no name of a repository; give OWNER/NAME"):
-            publish("nothing is loaded", name)
+    for name, said in (
+        *(
+            (name, "no name of a repository; give OWNER/NAME")
+            for name in ("planets", "a/b/c", "me/", "me/planets@", None)
+        ),
+        ("me/pla--nets", "Cannot have -- or .."),
+        (f"me/{'x' * 100}", "the maximum length is 96"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            publish("nothing is loaded", name)  # pyright: ignore[reportArgumentType]
+    config = {"corpus": "files:/home/me/secret/notes[words=10]", "dev": ["s3://secret/dev.jsonl", "./secret/x", "~/y"]}
+    kept = {"path": "me/model", "data": "ir_datasets:beir/scifact", "train": "data/train.jsonl", "rate": 1e-5}
+    assert without_folders({**config, **kept}) == {
+        "corpus": "files:notes[words=10]",
+        "dev": ["s3:dev.jsonl", "x", "y"],
+        **kept,
+    }
     encoder = jaxretr.load_encoder(trained / "run")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match=r"me/planets: the hub refuses the upload \(.*\); log in: hf auth login"):

@@ -111,6 +111,8 @@ def test_it_trains_on_any_number_of_devices_resumes_and_is_read_again(
     assert "| encoder | convolution, 0 layers of 16" in (tmp_path / "exported/README.md").read_text()
     with pytest.raises(UserError, match="convolution: no other library has this encoder"):
         jaxretr.export(model, to="sentence-transformers", out=tmp_path / "never")
+    with pytest.raises(UserError, match="an encoder of your own is not written as ONNX; export --to stablehlo"):
+        jaxretr.export(model, to="onnx", out=tmp_path / "never")
 
     # Another source under the same name does not go on; and without the name the folder says what to do.
     class Changed(Convolution):
@@ -140,8 +142,11 @@ def test_texts_have_the_same_vectors_alone_and_among_others(tiny_models: Path) -
 def test_what_cannot_be_an_encoder_is_refused(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="the name 'bert' is taken"):
         jaxretr.register_encoder("bert", ConvolutionShape, Convolution)
-    with pytest.raises(UsageError, match="is no shape; give a frozen dataclass"):
-        jaxretr.register_encoder("other", int, Convolution)  # pyright: ignore[reportArgumentType]
+    for shape in (int, ConvolutionShape(vocab_size=9, hidden_size=3)):
+        with pytest.raises(UsageError, match="is no shape; give a frozen dataclass"):
+            jaxretr.register_encoder("other", shape, Convolution)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="ConvolutionShape: hidden_size is 0; it must be at least 1"):
+        ConvolutionShape(vocab_size=9, hidden_size=0)
     with pytest.raises(UsageError, match="JAXRETR_ENGINE=packed: an encoder of one's own reads padded rows"):
         monkeypatch.setenv("JAXRETR_ENGINE", "packed")
         fresh(tiny_models).encode_queries(["a"])
@@ -155,9 +160,11 @@ def test_what_cannot_be_an_encoder_is_refused(tiny_models: Path, monkeypatch: py
     class WideShape(ConvolutionShape):
         pass
 
-    jaxretr.register_encoder("wide", WideShape, Wide)
     model = fresh(tiny_models)
     shape = WideShape(vocab_size=model.config.backbone.vocab_size, hidden_size=16, max_position_embeddings=64)
+    with pytest.raises(UsageError, match="WideShape: is not registered; call"):
+        init_params(dataclasses.replace(model.config, backbone=shape), 0)
+    jaxretr.register_encoder("wide", WideShape, Wide)
     wide = jaxretr.DualEncoder(dataclasses.replace(model.config, backbone=shape), model.params, model.tokenizer)
     with pytest.raises(UsageError, match=r"returned states of shape .* return \[B, L, hidden_size\]"):
         wide.encode_queries(["a"])

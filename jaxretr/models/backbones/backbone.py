@@ -47,10 +47,10 @@ def register_encoder(name: str, shape: type[EncoderShape], module: Callable[...,
     Raises:
       UsageError: the name is taken, or the shape is no such dataclass.
     """
-    if name in KINDS or own.SHAPES.get(name, shape).__qualname__ != shape.__qualname__:
-        raise UsageError(f"register_encoder: the name {name!r} is taken; give another")
     if not (isinstance(shape, type) and issubclass(shape, EncoderShape) and is_dataclass(shape)):
         raise UsageError(f"register_encoder: {shape!r} is no shape; give a frozen dataclass derived from EncoderShape")
+    if name in KINDS or own.SHAPES.get(name, shape).__qualname__ != shape.__qualname__:
+        raise UsageError(f"register_encoder: the name {name!r} is taken; give another")
     own.SHAPES[name], own.MODULES[shape] = shape, module
 
 

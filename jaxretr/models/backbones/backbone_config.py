@@ -14,6 +14,9 @@ checkpoints have, when all encoders were BERT."""
 KINDS: dict[str, type[Backbone]] = {"bert": BertConfig, "rotary": RotaryConfig, "t5": T5EncoderConfig}
 """Names of the library's shapes in our own folders."""
 
+OWN = "own:"
+"""Beginning of the names of the user's shapes in our own folders."""
+
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 """Settings of every shape that do not affect the results of trained weights."""
 
@@ -21,10 +24,10 @@ TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initial
 def kind_of(backbone: Backbone) -> str:
     """Return the name of a shape's class in our own folders."""
     if isinstance(backbone, EncoderShape):
-        return backbone.architecture_name
+        return f"{OWN}{backbone.architecture_name}"
     return next(name for name, cls in KINDS.items() if type(backbone) is cls)
 
 
 def shape_class(kind: str) -> type[Backbone] | None:
     """Return the class of the shapes that have this name in our own folders; None where there is none."""
-    return KINDS.get(kind) or shape_named(kind)
+    return shape_named(kind.removeprefix(OWN)) if kind.startswith(OWN) else KINDS.get(kind)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.backbones.packed_rows import are_packed
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, UserError
 
 ENTRY_POINTS = "jaxretr.encoders"
 """Group of the entry points of installed packages that register encoders."""
@@ -41,10 +41,19 @@ class EncoderShape:
     num_hidden_layers: ClassVar[int] = 0
     """Layers that adapters can be put into: none."""
 
+    def __post_init__(self) -> None:
+        """Raise UserError for sizes that no encoder has."""
+        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{type(self).__name__}: {name} is {getattr(self, name)}; it must be at least 1")
+
     @property
     def architecture_name(self) -> str:
-        """Name under which the shape is registered."""
-        return next(name for name, cls in SHAPES.items() if cls is type(self))
+        """Name under which the shape is registered; UsageError for one that is not."""
+        for name, cls in SHAPES.items():
+            if cls is type(self):
+                return name
+        raise UsageError(f"{type(self).__name__}: is not registered; call jaxretr.register_encoder first")
 
     @property
     def widest(self) -> int:
@@ -88,12 +97,13 @@ class OwnEncoder(nnx.Module):
     """An own module as the encoder of a tower."""
 
     def __init__(self, config: EncoderShape, *, dtype: Any, rngs: nnx.Rngs, adapter: Any = None, stacked: bool = True):
+        name = config.architecture_name
         self.own: Any = MODULES[type(config)](config, dtype=dtype, rngs=rngs)
         others = nnx.to_flat_state(nnx.state(self.own, nnx.Not(nnx.Param)))
         if others:
             names = ", ".join(".".join(map(str, path)) for path, _ in others)
             raise UsageError(
-                f"{config.architecture_name}: holds variables that are no parameters ({names}); draw dropout from `keys`, and "
+                f"{name}: holds variables that are no parameters ({names}); draw dropout from `keys`, and "
                 "keep no other state"
             )
         self.size = config.hidden_size
