@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxretr.clients.http import Client
 from jaxretr.clients.source import Source, content_of
+from jaxretr.indexes.filters import BOUNDS
 from jaxretr.runtime.errors import UsageError, import_package
 
 _haystack: Any = import_package("haystack", "haystack-ai")
@@ -122,13 +123,17 @@ def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
                 known = where.setdefault(name, {})
                 both = isinstance(known, dict) and isinstance(value, dict) and not known.keys() & value.keys()
                 if known != {} and not both:
-                    raise UsageError(f"filters: {name} is named twice; join its values with 'in' or 'not in'")
+                    raise UsageError(
+                        f"filters: {name} is named twice; combine what is asked of it in one condition each"
+                    )
                 where[name] = known | value if isinstance(value, dict) else value
         return where
     name, value = str(filters["field"]).removeprefix("meta."), filters["value"]
     if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
         if operator in ("in", "not in"):
             raise UsageError(f"filters: {name}: '{operator}' takes a list of values; give one, or use == or !=")
+        if isinstance(value, Mapping) or (_CONDITIONS[operator] in BOUNDS and not isinstance(value, str | int | float)):
+            raise UsageError(f"filters: {name}: {operator} takes a number or a text (of a date, its isoformat())")
     elif operator not in ("in", "not in"):
         raise UsageError(f"filters: {name}: {operator} takes a single value; use 'in' or 'not in' for several")
     return {name: {_CONDITIONS[operator]: value} if _CONDITIONS[operator] else value}

@@ -57,7 +57,7 @@ class Column:
         """Whether each of the different values meets a condition, bool."""
         passes = np.full(len(self._code_of), not condition.bounds and condition.one_of is None)
         if condition.bounds:
-            values, codes = self._sorted[type(condition.bounds[0][1]) is str]
+            values, codes = self._sorted[isinstance(condition.bounds[0][1], str)]
             begin, end = 0, len(values)
             for name, bound in condition.bounds:
                 place = (bisect_right if name in ("gt", "lte") else bisect_left)(values, bound)
@@ -202,7 +202,7 @@ def conditions_of(where: Where, known: Iterable[str] | None = None) -> dict[str,
 
 def is_value(value: Any) -> bool:
     """Whether a field can hold the value: a string, a finite number, a truth value or None."""
-    return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
+    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
 
 
 def _condition(field: str, parts: Mapping[str, Any]) -> Condition:
@@ -216,9 +216,9 @@ def _condition(field: str, parts: Mapping[str, Any]) -> Condition:
         raise UserError(f"where {field}: no condition in it; give {', '.join(names)}, or the value itself")
     bounds = tuple((name, scalar_of(parts[name])) for name in BOUNDS if name in parts)
     for name, bound in bounds:
-        if type(bound) is not str and (type(bound) not in (int, float) or not math.isfinite(bound)):
+        if isinstance(bound, bool) or not isinstance(bound, str | int | float) or not is_value(bound):
             raise UserError(f"where {field}: {name} is {bound!r}; give a finite number or a text")
-    if len({type(bound) is str for _, bound in bounds}) > 1:
+    if len({isinstance(bound, str) for _, bound in bounds}) > 1:
         raise UserError(f"where {field}: one bound is a text, another a number; give bounds of one kind")
     one_of = _several(field, parts["in"]) if "in" in parts else None
     return Condition(one_of, _several(field, parts.get("not_in", ())), bounds)

@@ -84,17 +84,18 @@ def _as_in_column(field: str, wanted: Condition, column: Sequence[Value]) -> Con
     Raises:
       UserError: no passage has a value, or a bound is no number as the column's values are.
     """
-    values = {key_of(value): scalar_of(value) for value in column}.values()
+    # 1 and 1.0 are equal, and different texts.
+    values = {(key_of(value), _text(value)): scalar_of(value) for value in column}.values()
     values_of: dict[str | None, list[Value]] = {}
     for value in values:
         values_of.setdefault(_text(value), []).append(value)
 
     def named(several: Sequence[Value]) -> tuple[Value, ...]:
         for text in map(_text, several):
-            if text not in values_of:
+            if text not in values_of and text is not None:
                 hint = nearest(str(text), sorted(filter(None, values_of))) or "; check the spelling"
                 raise UserError(f"where {field}={text}: no passage has this value{hint}")
-        return tuple(value for text in map(_text, several) for value in values_of[text])
+        return tuple(value for text in map(_text, several) for value in values_of.get(text, [None]))
 
     has_numbers = any(type(value) in (int, float) for value in values)
     bounds = tuple(
@@ -107,9 +108,9 @@ def _number(field: str, name: str, bound: int | float | str) -> int | float:
     number: Any
     try:
         number = json.loads(bound) if isinstance(bound, str) else bound
-    except ValueError:
+    except (ValueError, RecursionError):
         number = None
-    if type(number) not in (int, float) or not math.isfinite(number):
+    if type(number) not in (int, float) or (type(number) is float and not math.isfinite(number)):
         raise UserError(f"where {field}: {name} is {bound!r}, but the field has numbers; give a number")
     return number
 

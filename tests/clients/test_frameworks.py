@@ -161,6 +161,8 @@ def test_a_haystack_pipeline_in_a_file_has_no_key(
         ),
         ({"field": "meta.a", "operator": "not in", "value": "ab"}, "a: 'not in' takes a list"),
         ({"field": "meta.a", "operator": ">", "value": [1]}, "a: > takes a single value"),
+        ({"field": "meta.a", "operator": ">", "value": None}, "a: > takes a number or a text"),
+        ({"field": "meta.a", "operator": "==", "value": {"gte": 5}}, "a: == takes a number or a text"),
         ({"operator": "AND", "conditions": ["a"]}, "a str is no condition"),
         ({"field": "meta.a", "operator": "in", "value": "ab"}, "a: 'in' takes a list"),
         ({"field": "meta.a", "operator": "==", "value": ["ab"]}, "a: == takes a single value"),

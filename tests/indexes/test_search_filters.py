@@ -8,7 +8,7 @@ from jaxretr.indexes.exact import ExactIndex, search_blocks
 from jaxretr.indexes.exact.saved import as_index
 from jaxretr.indexes.filters import Filters, conditions_of
 from jaxretr.indexes.index import Opening
-from jaxretr.indexes.row_filter import RowFilter
+from jaxretr.indexes.row_filter import RowFilter, _as_in_column
 from jaxretr.runtime.errors import UserError
 
 N = 1501
@@ -168,6 +168,16 @@ def test_bounds_that_are_texts_are_read_as_the_field_is():
     assert mask is not None and mask.any()
     assert mask.tolist() == [y == 2004 and x is not None for y, x in zip(YEARS, LANGUAGES, strict=True)]
     assert row_filter({"language": {"gte": "de"}}).is_filtered
+    # Nobody lacks a year, which is no misspelling.
+    assert row_filter({"year": {"not_in": [2000, None]}}).where["year"].none_of == (2000, None)
+    same = Filters(4, None, {"x": [1, 1.0, 2, 10**400]})
+    for wanted in ("1", "1.0", 1):
+        condition = _as_in_column("x", conditions_of({"x": wanted})["x"], same.metadata["x"])
+        mask = same.mask(where={"x": condition})
+        assert mask is not None and mask.tolist() == [True, True, False, False]
+    for wanted in (10**400, {"gt": 10**399}):
+        mask = same.mask(where={"x": wanted})
+        assert mask is not None and mask.tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +212,7 @@ def test_bounds_that_are_texts_are_read_as_the_field_is():
         (lambda f: f.mask(deny=np.array("p1")), "is no list"),
         (lambda f: f.mask(deny=7), "is no list"),
         (lambda f: conditions_of({"year": [["a"]]}, ["year"]), "where year: a list is no value"),
+        (lambda f: row_filter({"year": {"gte": "[" * 100_000}}), "but the field has numbers; give a number"),
         (lambda f: row_filter({"year": {"gte": "MM"}}), "where year: gte is 'MM', but the field has numbers"),
         (lambda f: row_filter({"year": {"not_in": 1999}}), "where year=1999: no passage has this value"),
         (lambda f: row_filter({"year": {"gt": 2006}}), "no passage passes the filters"),
