@@ -16,6 +16,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hub.encoder_params import MASKED_LM, names_of
 from jaxretr.models.hub.export_note import LIBRARIES, ExportNote
+from jaxretr.models.hub.hf_files import name_and_revision
 from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_write
@@ -71,6 +72,7 @@ def write(
     prompts: Mapping[str, str],
     run: RunRecord | None,
     license: str | None,
+    published: bool,
 ) -> None:
     """Write README.md.
 
@@ -83,6 +85,7 @@ def write(
       prompts: name -> prompt, of the model that was exported.
       run: the run that trained the model, if it is known.
       license: the license, in the hub's spelling; None: unknown.
+      published: whether `name` is a repository of the hub, OWNER/NAME or OWNER/NAME@BRANCH, and no folder's.
     """
     import jinja2
 
@@ -93,6 +96,9 @@ def write(
         "display_name": _display_name,
         "poolings": POOLINGS,
         "version": __version__,
+        "published": published,
+        "address": name,
+        "revision": name_and_revision(name)[1] if published else None,
         "example": _EXAMPLE,
     }
     if note and isinstance(encoder, DualEncoder):
@@ -118,7 +124,15 @@ def write(
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     with atomic_write(folder / CARD) as file:
         file.write(
-            template.render(values, name=name, encoder=encoder, note=note, source=source, run=run, license=license)
+            template.render(
+                values,
+                name=name_and_revision(name)[0] if published else name,
+                encoder=encoder,
+                note=note,
+                source=source,
+                run=run,
+                license=license,
+            )
         )
 
 

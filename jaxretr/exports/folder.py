@@ -1,7 +1,7 @@
 """Exporting a model: the layout's files, golden vectors, a model card, and a check of all that before it appears."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxretr.embeddings import golden
 from jaxretr.exports import card, huggingface, sentence_transformers
@@ -37,8 +37,8 @@ def export(
       source: the folder that the model was loaded from: a run directory fills the card, prompts of a
         sentence-transformers folder are kept.
       license: the license for the card, in the hub's spelling.
-      repository: the name on the hub under which the card presents the model, without this machine's folders; None: the
-        folder's.
+      repository: OWNER/NAME, or OWNER/NAME@BRANCH, on the hub, under which the card presents the model, without this machine's
+        folders; None: under the folder's name.
 
     Returns:
       The report of the verification.
@@ -77,7 +77,13 @@ def export(
         name, shown = repository or out.absolute().name, str(source or out.absolute().name)
         if repository is not None:
             shown, run = card.without_folders(shown), None if run is None else card.without_folders(run)
-        card.write(partial, name, encoder, note, source=shown, prompts=prompts, run=run, license=license)
+        options: dict[str, Any] = {
+            "prompts": prompts,
+            "run": run,
+            "license": license,
+            "published": repository is not None,
+        }
+        card.write(partial, name, encoder, note, source=shown, **options)
         golden.write(partial, encoder, prompts)
         try:
             return verify(partial)

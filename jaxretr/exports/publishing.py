@@ -8,10 +8,12 @@ from typing import Literal
 
 from jaxretr.embeddings.encoding import Encoder, Path_, loaded
 from jaxretr.exports import folder as model_folder
-from jaxretr.exports.exporting import ModelTarget
+from jaxretr.exports.exporting import MODELS, ModelTarget
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision
-from jaxretr.runtime.errors import UsageError, UserError, reason
+from jaxretr.models.hub import dual_encoder_folder
+from jaxretr.models.hub.cross_encoder_folder import is_cross_encoder
+from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision, read_json
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, reason
 
 # Weights that an earlier upload left and this one lacks would be read in place of this one's.
 _REPLACED = ("*.safetensors", "*.bin", "*.npy")
@@ -73,8 +75,8 @@ def publish(
       dry_run: export and verify, but upload nothing.
 
     Raises:
-      UsageError: no name of a repository.
-      UserError: the layout cannot hold the model, or the hub refuses the upload or cannot be reached.
+      UsageError: no name of a repository, or of a layout.
+      UserError: a cross-encoder, the layout cannot hold the model, or the hub refuses the upload or cannot be reached.
     """
     from huggingface_hub.utils import validate_repo_id
 
@@ -86,12 +88,19 @@ def publish(
     except ValueError as error:
         hint = "no name of a repository; give OWNER/NAME or OWNER/NAME@BRANCH"
         raise UsageError(f"repository={str(repository)!r}: {str(error).rstrip('.') or hint}") from None
+    if to not in (None, *MODELS):
+        layouts = ", ".join(MODELS)
+        raise UsageError(f"to={to}: no layout of a model{did_you_mean(str(to), MODELS) or f'; give {layouts}'}")
     encoder = loaded(model)
+    if encoder.source is not None and Path(encoder.source).is_dir() and _is_cross_encoder(Path(encoder.source)):
+        raise UserError(
+            f"{encoder.source}: is a cross-encoder, whose head would be left out; upload its folder: hf upload"
+        )
     target = to or ("jaxretr" if isinstance(encoder, CombinedEncoder) else "sentence-transformers")
     with TemporaryDirectory(prefix="jaxretr-publish-") as temporary:
         folder = Path(temporary) / "model"
         report = model_folder.export(
-            encoder, folder, target, layout=layout, source=encoder.source, license=license, repository=name
+            encoder, folder, target, layout=layout, source=encoder.source, license=license, repository=repository
         )
         files = {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
@@ -99,6 +108,11 @@ def publish(
         commit = None if dry_run else _upload(folder, name, branch, private, message or f"Upload {target} model")
     summary = f"{report.texts} golden vectors recomputed, largest difference {report.difference:.1g}"
     return Published(repository, files, commit, summary)
+
+
+def _is_cross_encoder(folder: Path) -> bool:
+    folder = dual_encoder_folder.model_folder(folder)
+    return (folder / "config.json").exists() and is_cross_encoder(read_json(folder, "config.json"), str(folder))
 
 
 def _upload(folder: Path, name: str, branch: str | None, private: bool, message: str) -> str:

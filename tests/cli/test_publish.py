@@ -63,6 +63,10 @@ def test_a_published_model_is_read_by_name_and_by_revision(
     on_branch = hub.files(name, "towers")
     assert on_branch is not None and set(published.files) <= set(on_branch)
     assert {path for path in on_branch if path.endswith(".safetensors")} <= set(published.files)
+    card = on_branch["README.md"].decode()
+    assert (
+        f'from_pretrained("{name}@towers")' in card and f"hf download {name} --revision towers --local-dir DIR" in card
+    )
     for revision in ("towers", hub.branches[name]["main"]):
         read = jaxretr.load_encoder(f"{name}@{revision}")
         np.testing.assert_allclose(read.encode_queries(TEXTS), encoder.encode_queries(TEXTS), atol=1e-6)
@@ -76,7 +80,9 @@ def test_a_dry_run_uploads_nothing(hub: Hub, trained: Path) -> None:
     assert "a dry run: nothing was uploaded" in str(published)
 
 
-def test_what_cannot_be_published_is_said(hub: Hub, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_published_is_said(
+    hub: Hub, trained: Path, tiny_cross_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
     for name, said in (
@@ -96,6 +102,10 @@ def test_what_cannot_be_published_is_said(hub: Hub, trained: Path, monkeypatch: 
         "dev": ["s3:dev.jsonl", "x", "y"],
         **kept,
     }
+    with pytest.raises(UsageError, match="to=onnx: no layout of a model; give huggingface"):
+        publish("nothing is loaded", "me/x", to="onnx")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="is a cross-encoder, whose head would be left out; upload its folder"):
+        publish(tiny_cross_encoder, "me/x", dry_run=True)
     encoder = jaxretr.load_encoder(trained / "run")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match=r"me/planets: the hub refuses the upload \(.*\); log in: hf auth login"):
