@@ -119,9 +119,17 @@ def test_it_trains_on_any_number_of_devices_resumes_and_is_read_again(
         def __call__(self, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
             return 2 * super().__call__(tokens, lengths, keys)
 
-    jaxretr.register_encoder("convolution", ConvolutionShape, Changed)
+    with pytest.raises(UsageError, match="ConvolutionShape has another module already; define the shape again"):
+        jaxretr.register_encoder("convolution", ConvolutionShape, Changed)
+    own.MODULES[ConvolutionShape] = Changed
     with pytest.raises(UserError, match=r"other own encoder than there are now \(encoder.path="):
         train(config, tmp_path / "stopped")
+    digest = own.source_of(model.config.backbone)
+    own.MODULES[ConvolutionShape] = type("Child", (Changed,), {})
+    assert own.source_of(model.config.backbone) != {"own encoder": ""} and digest != own.source_of(
+        model.config.backbone
+    )
+    own.MODULES[ConvolutionShape] = Convolution
     monkeypatch.setattr(own, "SHAPES", {})
     with pytest.raises(UserError, match=r"the encoder 'convolution' is not known here; call jaxretr.register_encoder"):
         jaxretr.load_encoder(whole.model)

@@ -45,12 +45,17 @@ def register_encoder(name: str, shape: type[EncoderShape], module: Callable[...,
       module: a flax.nnx module, or a function that makes one.
 
     Raises:
-      UsageError: the name is taken, or the shape is no such dataclass.
+      UsageError: the name is taken, the shape is no such dataclass, or it has another module.
     """
     if not (isinstance(shape, type) and issubclass(shape, EncoderShape) and is_dataclass(shape)):
         raise UsageError(f"register_encoder: {shape!r} is no shape; give a frozen dataclass derived from EncoderShape")
     if name in KINDS or own.SHAPES.get(name, shape).__qualname__ != shape.__qualname__:
         raise UsageError(f"register_encoder: the name {name!r} is taken; give another")
+    # Programs are kept by shape.
+    if own.MODULES.get(shape, module) is not module:
+        raise UsageError(
+            f"register_encoder: {shape.__name__} has another module already; define the shape again as well"
+        )
     own.SHAPES[name], own.MODULES[shape] = shape, module
 
 

@@ -1,5 +1,6 @@
 """An encoder of the user's own: a shape and a flax module that are registered under a name."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import inspect
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.backbones.packed_rows import are_packed
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, reason
 
 ENTRY_POINTS = "jaxretr.encoders"
 """Group of the entry points of installed packages that register encoders."""
@@ -78,19 +79,26 @@ def shape_named(name: str) -> type[EncoderShape] | None:
     """Return the shape that is registered under a name, by this process or by an installed package; None if there is none."""
     if name not in SHAPES:
         for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:  # The package's own.
+                raise UserError(
+                    f"{name}: {entry.value} cannot be imported ({reason(error)}); mend its package"
+                ) from error
     return SHAPES.get(name)
 
 
 def source_of(shape: Any) -> dict[str, str]:
-    """Return {"own encoder": a digest of the module's source} of an own encoder's shape; {} of any other."""
+    """Return {"own encoder": a digest of the source of its module and of what that derives from}; {} of any other shape."""
     if not isinstance(shape, EncoderShape):
         return {}
-    try:
-        source = inspect.getsource(MODULES[type(shape)])
-    except (OSError, TypeError):  # Typed into an interpreter.
-        source = ""
-    return {"own encoder": hashlib.sha256(source.encode()).hexdigest()}
+    module, found = MODULES[type(shape)], hashlib.sha256()
+    for part in getattr(module, "__mro__", (module,)):
+        if part.__module__.partition(".")[0] not in ("flax", "builtins"):
+            found.update(part.__qualname__.encode())
+            with contextlib.suppress(OSError, TypeError):  # Typed into an interpreter.
+                found.update(inspect.getsource(part).encode())
+    return {"own encoder": found.hexdigest()}
 
 
 class OwnEncoder(nnx.Module):
