@@ -9,10 +9,9 @@ from typing import Literal
 from jaxretr.embeddings.encoding import Encoder, Path_, loaded
 from jaxretr.exports import folder as model_folder
 from jaxretr.exports.exporting import MODELS, ModelTarget
+from jaxretr.models.any_scorer import holds_cross_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.hub import dual_encoder_folder
-from jaxretr.models.hub.cross_encoder_folder import is_cross_encoder
-from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision, read_json
+from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, reason
 
 # Weights that an earlier upload left and this one lacks would be read in place of this one's.
@@ -92,7 +91,7 @@ def publish(
         layouts = ", ".join(MODELS)
         raise UsageError(f"to={to}: no layout of a model{did_you_mean(str(to), MODELS) or f'; give {layouts}'}")
     encoder = loaded(model)
-    if encoder.source is not None and Path(encoder.source).is_dir() and _is_cross_encoder(Path(encoder.source)):
+    if encoder.source is not None and holds_cross_encoder(encoder.source):
         raise UserError(
             f"{encoder.source}: is a cross-encoder, whose head would be left out; upload its folder: hf upload"
         )
@@ -108,11 +107,6 @@ def publish(
         commit = None if dry_run else _upload(folder, name, branch, private, message or f"Upload {target} model")
     summary = f"{report.texts} golden vectors recomputed, largest difference {report.difference:.1g}"
     return Published(repository, files, commit, summary)
-
-
-def _is_cross_encoder(folder: Path) -> bool:
-    folder = dual_encoder_folder.model_folder(folder)
-    return (folder / "config.json").exists() and is_cross_encoder(read_json(folder, "config.json"), str(folder))
 
 
 def _upload(folder: Path, name: str, branch: str | None, private: bool, message: str) -> str:

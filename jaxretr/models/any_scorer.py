@@ -34,6 +34,14 @@ def scorer_kind(path_or_name: str | Path) -> ScorerKind | None:
     return "t5" if "t5" in stated.lower() else None
 
 
+def holds_cross_encoder(path: str) -> bool:
+    """Whether a MODEL has a head already, or is a decoder that answers with a token."""
+    if Path(path).expanduser().is_file():
+        return False
+    folder = model_folder(resolve(path))
+    return (folder / "config.json").is_file() and scorer_kind(path) == "cross_encoder"
+
+
 def _stated(path_or_name: str | Path) -> tuple[Path, dict[str, Any], str]:
     """Return a model's folder, its config.json, and the architecture or type of model that it states."""
     folder = model_folder(resolve(path_or_name))

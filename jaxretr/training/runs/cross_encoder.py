@@ -23,6 +23,7 @@ from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.losses.contrastive import NO_PASSAGE
+from jaxretr.models.any_scorer import holds_cross_encoder
 from jaxretr.models.backbones.adapter_layers import init_adapter, merge_lora
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
@@ -35,7 +36,7 @@ from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.runtime.parallel.mesh import check_cpu_devices, to_host
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows, width_of
-from jaxretr.training.runs.cross_encoder_start import holds_cross_encoder, load_cross_encoder, start_shape
+from jaxretr.training.runs.cross_encoder_start import load_cross_encoder, start_shape
 from jaxretr.training.runs.outline import Outline, token_shapes
 from jaxretr.training.runs.pair_draws import PairDraws
 from jaxretr.training.runs.reranking import RerankingSet

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import PairEncoder
-from jaxretr.models.any_scorer import scorer_kind
+from jaxretr.models.any_scorer import holds_cross_encoder
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.hub.cross_encoder_folder import cross_encoder_shape, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.encoder_params import default_head, names_of
-from jaxretr.models.hub.hf_files import read_json, resolve
+from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.scorers import pair_texts
@@ -59,14 +59,6 @@ def start_shape(encoder: PairEncoder) -> CrossEncoderConfig:
             "encoder.max_length"
         )
     return as_trained(shape, encoder)
-
-
-def holds_cross_encoder(path: str) -> bool:
-    """Whether a MODEL has a head already, or is a decoder that answers with a token."""
-    if Path(path).expanduser().is_file():
-        return False
-    folder = model_folder(resolve(path))
-    return (folder / "config.json").is_file() and scorer_kind(path) == "cross_encoder"
 
 
 def with_new_head(backbone: Backbone, path: str) -> CrossEncoderConfig:
