@@ -1,7 +1,6 @@
 """The filters of `jaxretr.search`, whose ids may be in files and whose fields in the corpus."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,7 @@ def _number(field: str, name: str, bound: int | float | str) -> int | float:
         number = json.loads(bound) if isinstance(bound, str) else bound
     except (ValueError, RecursionError):
         number = None
-    if type(number) not in (int, float) or (type(number) is float and not math.isfinite(number)):
+    if type(number) not in (int, float) or not is_value(number):
         raise UserError(f"where {field}: {name} is {bound!r}, but the field has numbers; give a number")
     return number
 

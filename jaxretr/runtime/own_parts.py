@@ -8,7 +8,7 @@ import inspect
 import linecache
 import marshal
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,32 +112,38 @@ def source_digest(name: str, setting: str) -> str:
     file, _, _ = name.rpartition(":")
     found = hashlib.sha256()
     if file == _PYTHON:
-        _add(found, _found(name, setting), set())
+        add_value(found, _found(name, setting))
     else:
         found.update(Path(file).expanduser().read_bytes())
     return found.hexdigest()
 
 
-def _add(found: Any, value: Any, seen: set[int]) -> None:
-    """Add a value to a digest; objects that say nothing of themselves count by their class."""
+def add_value(found: Any, value: Any, seen: Collection[int] = ()) -> None:
+    """Add a value to a digest; objects that say nothing of themselves count by their class.
+
+    Args:
+      found: digest of hashlib.
+      value: function, or another value.
+      seen: ids of the values that hold this one.
+    """
     if id(value) in seen:
         return
     seen = {*seen, id(value)}
     if isinstance(value, functools.partial):
-        _add(found, [value.func, value.args, value.keywords], seen)
+        add_value(found, [value.func, value.args, value.keywords], seen)
     elif isinstance(value, Mapping):
-        _add(found, [*value.items()], seen)
+        add_value(found, [*value.items()], seen)
     elif isinstance(value, list | tuple):
         found.update(f"{len(value)}[".encode())
         for each in value:
-            _add(found, each, seen)
+            add_value(found, each, seen)
     elif callable(value) and hasattr(function := inspect.unwrap(value), "__code__"):
         try:
             found.update(inspect.getsource(function).encode())
         except (OSError, TypeError):
             found.update(marshal.dumps(function.__code__))
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        _add(found, [function.__defaults__, function.__kwdefaults__, cells], seen)
+        add_value(found, [function.__defaults__, function.__kwdefaults__, cells], seen)
     elif hasattr(value, "__array__"):
         import numpy as np  # Help, which reads configs, does without it.
 
@@ -149,7 +155,7 @@ def _add(found: Any, value: Any, seen: set[int]) -> None:
         found.update(f"{type(value).__module__}.{type(value).__qualname__}".encode())
         with contextlib.suppress(OSError, TypeError):
             found.update(inspect.getsource(type(value)).encode())
-        _add(found, getattr(value, "__dict__", None), seen)
+        add_value(found, getattr(value, "__dict__", None), seen)
 
 
 @contextlib.contextmanager

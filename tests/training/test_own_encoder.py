@@ -1,6 +1,7 @@
 """An encoder of the user's own: trained on one and on four devices, resumed, saved, read again, and what is refused."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,15 @@ def test_it_trains_on_any_number_of_devices_resumes_and_is_read_again(
     assert own.source_of(model.config.backbone) != {"own encoder": ""} and digest != own.source_of(
         model.config.backbone
     )
+    digests = set[str]()
+    for module in (
+        functools.partial(Convolution),
+        functools.partial(Convolution, depth=3),
+        lambda *given, **named: Convolution(*given, **named),
+    ):
+        own.MODULES[ConvolutionShape] = module
+        digests.add(own.source_of(model.config.backbone)["own encoder"])
+    assert len(digests) == 3, "given arguments and functions count"
     own.MODULES[ConvolutionShape] = Convolution
     monkeypatch.setattr(own, "SHAPES", {})
     with pytest.raises(UserError, match=r"the encoder 'convolution' is not known here; call jaxretr.register_encoder"):

@@ -1,6 +1,7 @@
 """An encoder of the user's own: a shape and a flax module that are registered under a name."""
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -14,6 +15,7 @@ from flax import nnx
 
 from jaxretr.models.backbones.packed_rows import are_packed
 from jaxretr.runtime.errors import UsageError, UserError, reason
+from jaxretr.runtime.own_parts import add_value
 
 ENTRY_POINTS = "jaxretr.encoders"
 """Group of the entry points of installed packages that register encoders."""
@@ -93,7 +95,13 @@ def source_of(shape: Any) -> dict[str, str]:
     if not isinstance(shape, EncoderShape):
         return {}
     module, found = MODULES[type(shape)], hashlib.sha256()
-    for part in getattr(module, "__mro__", (module,)):
+    if isinstance(module, functools.partial):
+        add_value(found, [module.args, module.keywords])
+        module = module.func
+    if not isinstance(module, type):
+        add_value(found, module)
+        return {"own encoder": found.hexdigest()}
+    for part in module.__mro__:
         if part.__module__.partition(".")[0] not in ("flax", "builtins"):
             found.update(part.__qualname__.encode())
             with contextlib.suppress(OSError, TypeError):  # Typed into an interpreter.
