@@ -22,7 +22,7 @@ BOUNDS = ("gt", "gte", "lt", "lte")
 
 @dataclass(frozen=True)
 class Condition:
-    """What a passage's value of a field must meet, all of it.
+    """A condition on a passage's value of a field, all of whose parts must hold.
 
     Attributes:
       one_of: values of which it must be one; None: any.

@@ -81,7 +81,7 @@ def _as_in_column(field: str, wanted: Condition, column: Sequence[Value]) -> Con
     """A condition with the values of a column that have the text of those wanted, and bounds of its kind.
 
     Raises:
-      UserError: no passage has a value, or a bound is no number as the column's values are.
+      UserError: no passage has a value, or a bound is not a number although the column has numbers.
     """
     # 1 and 1.0 are equal, and different texts.
     values = {(key_of(value), _text(value)): scalar_of(value) for value in column}.values()

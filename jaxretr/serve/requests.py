@@ -39,7 +39,7 @@ FieldCondition = with_config(ConfigDict(strict=True, extra="forbid", title="Fiel
         total=False,
     )
 )
-"""What the value of a field must meet, all of it: bounds, of numbers or of texts, and values that it must or may not have."""
+"""A condition on the value of a field: bounds (numbers or texts), values it must have, and values it must not have."""
 Where = Annotated[
     dict[FieldName, FieldValues | FieldCondition],
     Field(

@@ -79,7 +79,7 @@ def _meeting(wanted: Condition, name: str, key: str, values: dict[str, Any]) -> 
 
 
 def _one_of(several: Sequence[Value], name: str, key: str, values: dict[str, Any]) -> Sql:
-    """The condition that a field has one of several values."""
+    """The SQL condition that a field's value is one of several."""
     one_of: list[Sql] = [sql.SQL("false")]
     for place, value in enumerate(several):
         if isinstance(value, str) and not holds(value):

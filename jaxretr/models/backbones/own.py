@@ -74,7 +74,7 @@ class EncoderShape:
 
 SHAPES: dict[str, type[EncoderShape]] = {}
 MODULES: dict[type[EncoderShape], Callable[..., nnx.Module]] = {}
-"""What `register_encoder` was given, by name and by shape."""
+"""Shapes by name and modules by shape, from `register_encoder`."""
 
 
 def shape_named(name: str) -> type[EncoderShape] | None:
@@ -85,7 +85,7 @@ def shape_named(name: str) -> type[EncoderShape] | None:
                 entry.load()
             except Exception as error:  # The package's own.
                 raise UserError(
-                    f"{name}: {entry.value} cannot be imported ({reason(error)}); mend its package"
+                    f"{name}: {entry.value} cannot be imported ({reason(error)}); repair or remove its package"
                 ) from error
     return SHAPES.get(name)
 
