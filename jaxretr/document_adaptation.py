@@ -62,7 +62,7 @@ _TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined
 # Passages whose questions choose the checkpoint, and are compared on where the user has none: at most a tenth.
 _MOST_HELD_OUT = 200
 
-# Candidates for negatives of each question; how many of them are kept; and how many a step weighs by the scorer's scores.
+# Candidates for negatives of each question; how many of them are kept; and how many the scorer scores, for a step to weigh.
 _DEPTH, _KEPT, _SCORED = 50, 10, 7
 
 # Steps from which on a run is evaluated on its way, and not at its start and its end alone.
@@ -342,20 +342,21 @@ def _mine(
     write_examples(out / _TRAIN, learnt, "tevatron2", corpus, source=out / _QUESTIONS)
     questions = _questions(learnt)
     of_model = run_of(find, questions, _DEPTH)
-    settings: dict[str, Any] = {"corpus": corpus, "ranks": (1, _DEPTH), "negatives": _KEPT, "answers": None}
+    settings: dict[str, Any] = {"corpus": corpus, "ranks": (1, _DEPTH), "answers": None}
     if scorer is None:
-        found = mine(out / _TRAIN, run=of_model, relative_margin=_MARGIN, **settings)
+        found = mine(out / _TRAIN, run=of_model, relative_margin=_MARGIN, negatives=_KEPT, **settings)
         if len(found.negatives.values):
             found.save(out / _MODEL_MINED)
         else:
             log.warning(
                 "all passages that the model finds are too near the questions' own: the negatives are BM25's alone"
             )
-        mine(out / _TRAIN, **settings).save(out / _MINED)
+        mine(out / _TRAIN, negatives=_KEPT, **settings).save(out / _MINED)
         return
     of_bm25 = run_of(bm25_search(corpus), questions, _DEPTH)
     fused = reciprocal_rank([of_bm25, of_model])
-    mine(out / _TRAIN, run=fused, scorer=load_scorer(scorer, dtype=dtype), **settings).save(out / _MINED)
+    asked = {"scorer": load_scorer(scorer, dtype=dtype), "negatives": _SCORED, "out": out / _MINED}
+    mine(out / _TRAIN, run=fused, **asked, **settings).save(out / _MINED)
 
 
 def _search(encoder: DualEncoder, store: EmbeddingStore) -> EncoderSearch:

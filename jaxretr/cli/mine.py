@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
         check_finished(args.model)
         found["model"] = lambda: load_encoder(args.model, dtype=args.compute or "auto")
-    mined = mine(**found, bm25=bm25_settings(args), scorer=scorer_loader(args, "scorer", *own_precision))
+    mined = mine(**found, out=args.out, bm25=bm25_settings(args), scorer=scorer_loader(args, "scorer", *own_precision))
     mined.save(args.out)
     if args.report is not None:
         with atomic_write(args.report) as file:

@@ -36,10 +36,11 @@ from jaxretr.mining.negatives import (
 )
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import atomic_write, sha256
+from jaxretr.runtime.storage.files import atomic_write, open_descriptor, sha256
 
 if TYPE_CHECKING:  # They bring JAX along, which mining with BM25 does without.
     from jaxretr.embeddings.encoding import Encoder
+    from jaxretr.embeddings.kept_chunks import KeptChunks
     from jaxretr.indexes.reranking import AnyScorer
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class MinedSet:
       filters: the filters that passages had to pass.
       report: the numbers of passages that were kept and filtered.
       made_of: the corpus, the questions, the ranking and the scorer, as settings or hashes.
+      kept: the folder of the scorer's scores, which `save` removes; None: there is none.
     """
 
     questions: Sequence[Question]
@@ -75,6 +77,7 @@ class MinedSet:
     filters: Filters
     report: MiningReport
     made_of: Mapping[str, str]
+    kept: "KeptChunks | None" = None
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -106,6 +109,8 @@ class MinedSet:
             for record in self.records():
                 file.write(to_json(record) + b"\n")
         write_record(path, self.made_of)
+        if self.kept is not None:
+            self.kept.remove()
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -153,6 +158,7 @@ def mine(
     score_margin: float | None = None,
     relabel_margin: float | None = None,
     skip_bad: bool = False,
+    out: Path_ | None = None,
 ) -> MinedSet:
     """Find hard negatives: passages that BM25, a dense model or a run ranks high for a question, filtered.
 
@@ -179,6 +185,8 @@ def mine(
       relabel_margin: passages that score at least the best positive's raw score by the scorer and this, all of those that
         pass the other filters, become positives of the question.
       skip_bad: skip and count bad rows, and positives that the corpus lacks.
+      out: the file that the result will be saved as. A scorer's scores are kept beside it until all are there, so that an
+        interrupted call resumes.
 
     Raises:
       UsageError: arguments that contradict each other.
@@ -225,14 +233,20 @@ def mine(
     else:
         rankings = _rankings_of_run(run, questions, positives, own, corpus, depth)
 
-    report = MiningReport(min(depth, len(corpus)))
+    made_of = {
+        "corpus": corpus.fingerprint(),
+        "questions": content_fingerprint([each.id for each in questions], [each.text for each in questions]),
+    }
+    report, kept = MiningReport(min(depth, len(corpus))), None
     found, known = _Lists(), _Lists()
     with Progress(len(questions), "question", "mined") as progress:
         if judge is None:
             mined_of_all = hard_negatives(questions, positives, rankings, corpus, filters)
         else:
             candidates = hard_negatives(questions, positives, rankings, corpus, replace(filters, negatives=depth))
-            mined_of_all = judge(candidates, questions, positives, corpus, negatives=filters.negatives)
+            made_of["scorer"] = judge.keywords["rule"].scorer.fingerprint()
+            kept = None if out is None else _kept_beside(Path(out).expanduser(), made_of)
+            mined_of_all = judge(candidates, questions, positives, corpus, negatives=filters.negatives, kept=kept)
         for number, mined in enumerate(mined_of_all, start=1):
             found.add(mined.rows, mined.scores)
             known.add(
@@ -249,14 +263,8 @@ def mine(
         )
     if isinstance(run, str | Path) and Path(run).is_file():  # A pipe cannot be read again.
         ranking = f"{run}, sha256 {sha256(Path(run))}"
-    made_of = {
-        "corpus": corpus.fingerprint(),
-        "questions": content_fingerprint([each.id for each in questions], [each.text for each in questions]),
-        "ranking": ranking or str(bm25 or Bm25Settings()),
-    }
-    if judge is not None:
-        made_of["scorer"] = judge.keywords["rule"].scorer.fingerprint()
-    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of)
+    made_of["ranking"] = ranking or str(bm25 or Bm25Settings())
+    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of, kept)
 
 
 def _judge(scorer: "AnyScorer", *limits: float | None) -> "partial[Iterator[Mined]]":
@@ -265,6 +273,13 @@ def _judge(scorer: "AnyScorer", *limits: float | None) -> "partial[Iterator[Mine
     from jaxretr.mining.scorer_filter import ScorerFilter, judged_by_scorer
 
     return partial(judged_by_scorer, rule=ScorerFilter(loaded_scorer(scorer), *limits))
+
+
+def _kept_beside(out: Path, made_of: Mapping[str, str]) -> "KeptChunks | None":
+    """Return the folder of an interrupted call's scores; a stream has none."""
+    from jaxretr.embeddings.kept_chunks import KeptChunks
+
+    return None if open_descriptor(out) is not None else KeptChunks.beside(out, "scores", made_of)
 
 
 class _Lists:

@@ -13,14 +13,15 @@ import numpy as np
 
 from jaxretr.data.pairs import Pair
 from jaxretr.data.questions import Question
+from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.embeddings.pair_scores import score_pairs
 from jaxretr.mining.negatives import Mined, Passages
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UsageError
 
-# Questions whose passages are scored together.
-_QUESTIONS = 256
+# Questions whose passages are scored, and kept, together.
+_QUESTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def judged_by_scorer(
     passages: Passages,
     rule: ScorerFilter,
     negatives: int,
+    kept: KeptChunks | None = None,
 ) -> Iterator[Mined]:
     """Yield the negatives that pass a scorer, with its raw scores of them and of the positives.
 
@@ -83,30 +85,56 @@ def judged_by_scorer(
       passages: the corpus.
       rule: the conditions for candidates to pass.
       negatives: the most negatives of a question; the best ranked are taken.
+      kept: the folder from which scores of an earlier call are read, and in which new ones are kept; None: no folder.
     """
     rest = iter(mined)
     for start in range(0, len(questions), _QUESTIONS):
-        block = list(islice(rest, _QUESTIONS))
-        numbers = range(start, start + len(block))
-        found = {number: np.empty(0, np.float32) for number in numbers}  # of the positives, and then of the candidates
-        judged: dict[int, Mined] = {}
-        while len(judged) < len(block):
-            # Candidates behind the last one that is kept are not asked about; to relabel, all are.
-            some = slice(None if rule.relabel is not None else negatives)
-            asked = dict[int, list[int]]()
-            for number, of_one in zip(numbers, block, strict=True):
-                if number not in judged:
-                    first = [] if len(found[number]) else positives[number]
-                    done = max(0, len(found[number]) - len(positives[number]))
-                    asked[number] = [*first, *of_one.rows[done:][some].tolist()]
+        block = dict(enumerate(islice(rest, _QUESTIONS), start))
+        rows = {number: [*positives[number], *of_one.rows.tolist()] for number, of_one in block.items()}
+        found = _read(kept, start, rows)
+        new = False
+        while asked := {
+            number: rows[number][(done := len(found[number])) : done + more]
+            for number in block
+            if (more := _wanting(rule, found[number], len(positives[number]), len(rows[number]), negatives))
+        }:
+            new = True
             for number, scores in _scored(rule.scorer, questions, passages, asked).items():
                 found[number] = np.concatenate([found[number], scores])
-                of_positives, of_candidates = np.split(found[number], [len(positives[number])])
-                of_one = block[number - start]
-                enough = rule.passes(of_candidates, of_positives).sum() >= negatives
-                if enough or len(of_candidates) == len(of_one.rows):
-                    judged[number] = _judged(of_one, of_candidates, of_positives, rule, negatives)
-        yield from (judged[number] for number in numbers)
+        if kept is not None and new:
+            counts = [len(scores) for scores in found.values()]
+            scored = [row for number, count in zip(rows, counts, strict=True) for row in rows[number][:count]]
+            kept.write(start, np.array(counts), np.array(scored), np.concatenate([*found.values()]))
+        for number, of_one in block.items():
+            of_positives, of_candidates = np.split(found[number], [len(positives[number])])
+            yield _judged(of_one, of_candidates, of_positives, rule, negatives)
+
+
+def _wanting(rule: ScorerFilter, found: np.ndarray, positives: int, rows: int, negatives: int) -> int:
+    """Return how many more of a question's rows to score, whose first are its positives; 0: it can be judged."""
+    rest = rows - len(found)
+    if rule.relabel is not None:
+        return rest
+    # Candidates behind the last one that is kept are not asked about.
+    if len(found) < positives:
+        return min(rest, positives + negatives)
+    enough = rule.passes(found[positives:], found[:positives]).sum() >= negatives
+    return 0 if enough else min(rest, negatives)
+
+
+def _read(kept: KeptChunks | None, start: int, rows: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
+    """Return the kept scores of some questions, those of each question's first rows."""
+    none = {number: np.empty(0, np.float32) for number in rows}
+    arrays = (
+        None if kept is None else kept.read(start, (np.int64, (len(rows),)), (np.int64, (None,)), (np.float32, (None,)))
+    )
+    if arrays is None:
+        return none
+    counts, scored, scores = arrays
+    ends = np.cumsum(counts)[:-1]
+    known = zip(rows, np.split(scored, ends), np.split(scores, ends), strict=True)
+    # With other settings a question may have other candidates.
+    return none | {number: of_one for number, ids, of_one in known if rows[number][: len(ids)] == ids.tolist()}
 
 
 def _scored(

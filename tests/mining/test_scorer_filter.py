@@ -1,6 +1,7 @@
 """A scorer as the filter of mined negatives: what it drops, by definition, and scores that a student is distilled from."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,41 @@ def test_passages_that_the_scorer_prefers_to_the_positive_become_positives(score
     assert (
         sum(map(len, map(again.positives.__getitem__, range(len(again))))) == len(plain.positives.values) + relabelled
     )
+
+
+def test_an_interrupted_call_resumes_after_the_questions_it_has_scored(
+    scorer: CrossEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scorer_filter, "_QUESTIONS", 2)
+    asked: list[int] = []
+
+    def scored(*arguments: Any, until: int = 1_000_000) -> dict[int, np.ndarray]:
+        if len(asked) == until:
+            raise KeyboardInterrupt
+        asked.append(sum(map(len, arguments[-1].values())))
+        return whole(*arguments)
+
+    whole = scorer_filter._scored
+    monkeypatch.setattr(scorer_filter, "_scored", scored)
+    settings: dict[str, Any] = {"corpus": DATA / "corpus.jsonl", "answers": None, "scorer": scorer, "negatives": 3}
+    uninterrupted = list(jaxretr.mine(DATA, **settings, score_margin=0.001).records())
+    of_all = asked.copy()
+    asked.clear()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(scorer_filter, "_scored", partial(scored, until=4))
+        jaxretr.mine(DATA, **settings, score_margin=0.001, out=tmp_path / "mined.jsonl")
+    before = len(list(tmp_path.glob("mined.jsonl.scores-*/*")))
+    assert before, "whole blocks were kept"
+    asked.clear()
+    mined = jaxretr.mine(DATA, **settings, score_margin=0.001, out=tmp_path / "mined.jsonl")
+    assert asked == of_all[-len(asked) :] and len(asked) < len(of_all)
+    assert list(mined.records()) == uninterrupted
+    # With other candidates, only those that are the same as before have scores.
+    others = {**settings, "ranks": (2, 20), "score_margin": 0.001}
+    of_others = jaxretr.mine(DATA, **others, out=tmp_path / "mined.jsonl")
+    assert list(of_others.records()) == list(jaxretr.mine(DATA, **others).records())
+    mined.save(tmp_path / "mined.jsonl")
+    assert not list(tmp_path.glob("mined.jsonl.scores-*")), "the folder goes when the file is there"
 
 
 def test_a_training_set_has_the_mined_scores_to_distil_from(scorer: CrossEncoder, tmp_path: Path):
