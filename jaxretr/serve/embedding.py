@@ -104,6 +104,7 @@ class Embedding:
         prompt: str | None = None,
         weights: Sequence[float] | None = None,
         model: Model | None = None,
+        tokenised: bool = False,
     ) -> Embedded:
         """Embed texts with one of the models, in the queue of its side.
 
@@ -113,10 +114,11 @@ class Embedding:
           prompt: the name of a prompt of the model; None: its own of that side.
           weights: weights of a combined model's parts; None: its own.
           model: the model to embed with; None: the service's.
+          tokenised: whether the texts are rows of the model's token ids.
 
         Raises:
           Overloaded: the queue is full.
-          Invalid: a text is not text, or there is no such prompt.
+          Invalid: a text is not text, or there is no such prompt or token.
         """
         model = model or self.model
         try:
@@ -125,7 +127,7 @@ class Embedding:
             raise Invalid(str(error), "prompt") from None
         try:
             with self.batcher.accepted():
-                return await self._computed(model, side, texts, text, weights)
+                return await self._computed(model, side, texts, text, weights, tokenised)
         except Overloaded:
             self._metrics.refused("encode")
             raise
@@ -139,17 +141,26 @@ class Embedding:
                 await asyncio.sleep(_PATIENCE)
 
     async def _computed(
-        self, model: Model, side: Side, texts: Sequence[Any], prompt: str | None, weights: Sequence[float] | None
+        self,
+        model: Model,
+        side: Side,
+        texts: Sequence[Any],
+        prompt: str | None,
+        weights: Sequence[float] | None,
+        tokenised: bool = False,
     ) -> Embedded:
         loop, encoder = asyncio.get_running_loop(), model.encoder
         try:
-            tokenised = await loop.run_in_executor(self._threads, encoder.tokenise, side, texts, prompt)
+            if tokenised:
+                found = encoder.checked(side, texts)
+            else:
+                found = await loop.run_in_executor(self._threads, encoder.tokenise, side, texts, prompt)
         except UserError as error:
-            raise Invalid(str(error)) from None
-        rows = await self.batcher.run(model.lanes[side], tokenised.rows, tokenised.lengths)
+            raise Invalid(str(error), "input" if tokenised else None) from None
+        rows = await self.batcher.run(model.lanes[side], found.rows, found.lengths)
         computed = np.stack(rows) if rows else np.empty((0, encoder.slices()[-1].stop), np.float32)
         vectors = encoder.vectors(side, computed, weights)
-        return Embedded(vectors, sum(tokenised.lengths), tokenised.cut)
+        return Embedded(vectors, sum(found.lengths), found.cut)
 
 
 def _lane(encoder: BatchEncoder, side: Side, name: str) -> Lane:

@@ -121,6 +121,24 @@ class BatchEncoder:
         rows = list(zip(*(ids for ids, _ in part_rows), strict=True))
         return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in part_rows))
 
+    def checked(self, side: Side, rows: Sequence[list[int]]) -> Tokenised:
+        """Take rows of ids that were tokenised elsewhere.
+
+        Raises:
+          UserError: the model's parts have tokenizers of their own, it has no such token, or a row is longer than it reads.
+        """
+        if len(self.parts) > 1:
+            raise UserError("each part of a combined model has token ids of its own; give texts to /v1/embeddings")
+        longest, tokens = _length(self.parts[0], side), self.parts[0].config.backbone.vocab_size
+        for number, row in enumerate(rows):
+            if len(row) > longest:
+                raise UserError(f"text {number} has {len(row)} ids, and the model reads {longest}; cut it")
+            if max(row) >= tokens:
+                raise UserError(
+                    f"text {number} has the id {max(row)}, and the model's end at {tokens - 1}; use its tokenizer"
+                )
+        return Tokenised([(row,) for row in rows], [len(row) for row in rows], 0)
+
     def padded(self, side: Side, length: int) -> int:
         """The length at which a batch is computed, given its longest text's tokens, in the part that pads most."""
         return max(shapes.length(length) for shapes in self._shapes[side])

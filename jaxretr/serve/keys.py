@@ -159,7 +159,7 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
 # ---- what a request needs --------------------------------------------------------------------------------------------
 
 _OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
-_READ = re.compile(r"/v1/(embeddings|[^/]+/search)|/v[12]/rerank|/mcp(/.*)?")
+_READ = re.compile(r"/v1/(embeddings(/tokens)?|[^/]+/search)|/v[12]/rerank|/mcp(/.*)?")
 _WRITE = re.compile(r"/v1/indexes/[^/]+|/v1/[^/]+/(upsert|delete|doc(/.*)?)", re.DOTALL)
 
 

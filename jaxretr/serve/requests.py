@@ -20,6 +20,8 @@ MAX_IDS = 10_000
 """The most ids of a filter or a deletion."""
 MAX_FIELDS = 32
 MAX_DIM = 16_384
+MAX_TOKENS = 65_536
+"""The most token ids of a text."""
 
 Text = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARACTERS)]
@@ -78,17 +80,15 @@ def _no_token_ids(value: Any) -> Any:
     first = value[0] if isinstance(value, list) and value else None
     if isinstance(first, int) or (isinstance(first, list) and first and isinstance(first[0], int)):
         raise ValueError(
-            "token ids are not read, since each model has its own; give texts (OpenAI's tokenizers: check_embedding_ctx_length=False in LangChain)"
+            "token ids are not read here, since each model has its own; give texts (OpenAI's tokenizers: "
+            "check_embedding_ctx_length=False in LangChain), or this model's ids to /v1/embeddings/tokens"
         )
     return value
 
 
-class EmbeddingsRequest(Lenient):
-    """OpenAI's request for embeddings, and which side of the model the texts are for."""
+class _Embeddings(Lenient):
+    """What requests for embeddings have besides what they embed."""
 
-    input: Annotated[
-        NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS)], BeforeValidator(_no_token_ids)
-    ] = Field(description="a text or several")
     model: str | None = Field(default=None, max_length=512, description="ignored: there is one model")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
@@ -100,15 +100,35 @@ class EmbeddingsRequest(Lenient):
     input_type: Literal["query", "document", "search_query", "search_document", "passage"] = Field(
         default="document", description="which side of the model: a question or a passage"
     )
-    prompt: str | None = Field(
-        default=None, max_length=512, description="the name of one of the model's prompts, in place of its default"
-    )
     user: str | None = Field(default=None, max_length=512, description="ignored")
 
     @property
     def side(self) -> Literal["question", "passage"]:
         """The tower that `input_type` asks for."""
         return "question" if self.input_type in ("query", "search_query") else "passage"
+
+
+class EmbeddingsRequest(_Embeddings):
+    """OpenAI's request for embeddings, and which side of the model the texts are for."""
+
+    input: Annotated[
+        NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS)], BeforeValidator(_no_token_ids)
+    ] = Field(description="a text or several")
+    prompt: str | None = Field(
+        default=None, max_length=512, description="the name of one of the model's prompts, in place of its default"
+    )
+
+
+class TokenEmbeddingsRequest(_Embeddings):
+    """Texts to embed that the client has tokenised."""
+
+    input: list[Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_TOKENS)]] = (
+        Field(
+            min_length=1,
+            max_length=MAX_TEXTS,
+            description="rows of ids of the model's own tokenizer, computed as they are: with its prompt and special tokens",
+        )
+    )
 
 
 class Rerank(Strict):

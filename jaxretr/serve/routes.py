@@ -26,6 +26,7 @@ from jaxretr.serve.requests import (
     ReindexRequest,
     RerankRequest,
     SearchRequest,
+    TokenEmbeddingsRequest,
     UpsertRequest,
 )
 from jaxretr.serve.service import Embedded, Service
@@ -146,6 +147,13 @@ def make_routes(service: Service) -> APIRouter:
         _add_facts(request, texts=texts)
         result = await service.embed(body.side, texts, prompt=body.prompt)
         _add_facts(request, tokens=result.tokens, count=len(texts))
+        return Answer(_embeddings(body, result, service))
+
+    @routes.post("/v1/embeddings/tokens", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
+    async def embeddings_of_tokens(request: Request, body: TokenEmbeddingsRequest) -> Any:
+        """Embed texts that the client has tokenised with the model's own tokenizer."""
+        result = await service.embed(body.side, body.input, tokenised=True)
+        _add_facts(request, tokens=result.tokens, count=len(body.input))
         return Answer(_embeddings(body, result, service))
 
     def named() -> list[str]:
@@ -324,7 +332,7 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"}
 
 
-def _embeddings(body: EmbeddingsRequest, result: Embedded, service: Service) -> dict[str, Any]:
+def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedded, service: Service) -> dict[str, Any]:
     vectors = result.vectors
     if body.dimensions is not None:
         vectors = _first(vectors, body.dimensions, service)

@@ -144,6 +144,7 @@ class Service:
         *,
         prompt: str | None = None,
         weights: Sequence[float] | None = None,
+        tokenised: bool = False,
     ) -> Embedded:
         """Embed texts with the service's model.
 
@@ -152,13 +153,14 @@ class Service:
           texts: questions, or passages as `encode_passages` takes them.
           prompt: the name of a prompt of the model; None: its own of that side.
           weights: weights of a combined model's parts; None: its own.
+          tokenised: whether the texts are rows of the model's token ids.
 
         Raises:
           Overloaded: the queue is full.
-          Invalid: a text is not text, or there is no such prompt.
+          Invalid: a text is not text, or there is no such prompt or token.
         """
         self.check_started()
-        return await self.embedding.embed(side, texts, prompt=prompt, weights=weights)
+        return await self.embedding.embed(side, texts, prompt=prompt, weights=weights, tokenised=tokenised)
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,26 @@ def test_token_ids_are_refused_with_the_remedy(call: Callable[..., Any]) -> None
         assert "give texts" in problem.json()["error"]["message"]
 
 
+def test_the_models_own_token_ids_have_their_texts_vectors(call: Callable[..., Any], encoder: DualEncoder) -> None:
+    rows, _ = encoder.tokenise("question", QUERIES)
+    body = {"input": rows, "input_type": "query"}
+    answer = call("POST", "/v1/embeddings/tokens", json=body).json()
+    texts = call("POST", "/v1/embeddings", json={**body, "input": QUERIES}).json()
+    assert answer["data"] == texts["data"]
+    assert answer["usage"]["total_tokens"] == texts["usage"]["total_tokens"]
+    longest, vocabulary = encoder.config.max_question_length, encoder.config.backbone.vocab_size
+    for wrong, message in (
+        ([[1], [2] * (longest + 1)], f"text 1 has {longest + 1} ids, and the model reads {longest}"),
+        ([[vocabulary]], f"text 0 has the id {vocabulary}"),
+        ([["a"]], "give an integer"),
+        ([[]], "at least 1"),
+    ):
+        problem = call("POST", "/v1/embeddings/tokens", json={**body, "input": wrong})
+        error = problem.json()["error"]
+        assert problem.status_code == 422 and message in error["message"], error
+        assert error["param"].startswith("input")
+
+
 def test_a_prompt_by_name(call: Callable[..., Any], encoder: DualEncoder) -> None:
     found = call("POST", "/v1/embeddings", json={"input": "a", "prompt": "query"}).json()["data"][0]["embedding"]
     np.testing.assert_allclose(found, encoder.encode_passages(["a"])[0], rtol=1e-5, atol=1e-5)  # it is empty
@@ -577,6 +597,7 @@ def test_every_path_has_a_scope_on_purpose(call: Callable[..., Any]) -> None:
     }
     assert found == {
         ("POST", "/v1/embeddings"): "read",
+        ("POST", "/v1/embeddings/tokens"): "read",
         ("GET", "/v1/models"): "read",
         ("GET", "/v1/models/{id}"): "read",
         ("POST", "/v1/rerank"): "read",
