@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.config import EncodeDtype, MlmConfig, Optimizer, PretrainData, Train
+from jaxretr.config import AutoDtype, MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
@@ -20,7 +20,7 @@ from jaxretr.indexes.exact.store import streamed
 from jaxretr.indexes.index import Opening
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub import adapter_folder
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
@@ -89,7 +89,7 @@ def adapt(
     queries: Path_ | None = None,
     qrels: Path_ | None = None,
     split: str = "test",
-    dtype: EncodeDtype = "float32",
+    dtype: AutoDtype = "float32",
 ) -> Adapted:
     """Adapt a model to a corpus without judgements, and encode the corpus; an interrupted call resumes.
 
@@ -132,7 +132,7 @@ def adapt(
         dropout=dropout,
         head_warmup=head_steps,
         chunk=chunk,
-        dtype=fastest_dtype() if dtype == "auto" else dtype,
+        dtype=chosen_dtype(dtype),
         # The paper's schedule: a warm-up of 1,000 steps, then constant; in a short run the warm-up is at most a tenth.
         optimizer=Optimizer(
             learning_rate=learning_rate, weight_decay=0.01, warmup=min(0.1, WARMUP_STEPS / steps), final=1.0

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import (
+    AutoDtype,
     Contrastive,
     ContrastiveConfig,
     ContrastiveData,
     Distillation,
-    EncodeDtype,
     Encoder,
     Negatives,
     Optimizer,
@@ -41,7 +41,7 @@ from jaxretr.mining.generated import generate
 from jaxretr.mining.mining import mine
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
@@ -129,7 +129,7 @@ def adapt_to_documents(
     queries: Path_ | None = None,
     qrels: Path_ | None = None,
     split: str = "test",
-    dtype: EncodeDtype = "auto",
+    dtype: AutoDtype = "auto",
 ) -> AdaptedToDocuments:
     """Adapt a model to documents without questions or judgements; an interrupted call resumes.
 
@@ -169,7 +169,7 @@ def adapt_to_documents(
     at_least(0, round_trip=round_trip)
     at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size, max_length=max_length)
     check_finished(model)
-    dtype = fastest_dtype() if dtype == "auto" else dtype
+    dtype = chosen_dtype(dtype)
     out = Path(out).expanduser()
     corpus, own = read_own_test(documents, queries, qrels, split)
     check_replaceable(out, "a model adapted to documents", lambda names: _COMMAND in names)
@@ -336,7 +336,7 @@ def _mine(
     corpus: Corpus,
     find: EncoderSearch,
     scorer: Path_ | None,
-    dtype: EncodeDtype,
+    dtype: AutoDtype,
 ) -> None:
     """Write the training examples with negatives of BM25 and of the model; with a scorer, all of them with its scores."""
     write_examples(out / _TRAIN, learnt, "tevatron2", corpus, source=out / _QUESTIONS)
@@ -379,6 +379,7 @@ def _config(
     temperature: float,
 ) -> ContrastiveConfig:
     """Return the configuration of a run that continues a model's training on the mined questions."""
+    assert encoder.dtype != "int8"
     shape = encoder.config
     learns = Distillation(loss="kl", contrastive_weight=0.0, teacher_temperature=temperature)
     mined = out / _MODEL_MINED

@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
     )
     add_scorer(parser, group, "scorer")
     parser.options_of(MINE, to=group).add("max_score_share", "score_margin", "relabel_margin")
-    help = "precision of the scorer, and of --model (default: auto)"
+    help = "precision of the scorer, and of --model; int8: of --model alone (default: auto)"
     group.add_argument("--compute", choices=get_args(EncodeDtype), help=help)
 
 

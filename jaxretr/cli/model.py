@@ -51,6 +51,7 @@ def scorer_loader(args: argparse.Namespace, name: str, *others: str) -> "Callabl
     def load() -> "Scorer":
         from jaxretr.models.any_scorer import load_scorer
 
-        return load_scorer(path, dtype=args.compute or "auto", **given(args, "load_scorer"))
+        dtype = "auto" if args.compute in (None, "int8") else args.compute  # int8 is for encoders
+        return load_scorer(path, dtype=dtype, **given(args, "load_scorer"))
 
     return load

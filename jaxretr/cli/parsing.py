@@ -315,7 +315,8 @@ def add_scorer(parser: Parser, to: argparse._ActionsContainer, name: str) -> Non
 def add_rerank(parser: Parser, *functions: str) -> None:
     """Add --rerank and the options that belong to it, for the functions that re-rank."""
     group = parser.add_argument_group(
-        "re-ranking", "a scorer orders the first hits of each question; it computes as --compute says"
+        "re-ranking",
+        "a scorer orders the first hits of each question; it computes as --compute says, with int8 as with auto",
     )
     add_scorer(parser, group, "rerank")
     parser.options_of(*functions, to=group).add("depth")

@@ -9,6 +9,7 @@ from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.choices import (
     ENGINE_LABELS,
     LOWER_IS_BETTER,
+    AutoDtype,
     Dtype,
     EncodeDtype,
     EngineName,
@@ -50,6 +51,7 @@ __all__ = [
     "Art",
     "ArtConfig",
     "ArtData",
+    "AutoDtype",
     "BertShape",
     "Config",
     "Contrastive",

@@ -3,7 +3,9 @@
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16"]
-EncodeDtype = Literal["auto", "float32", "bfloat16"]
+AutoDtype = Literal["auto", Dtype]
+# int8: encoders alone, on CPUs.
+EncodeDtype = Literal[AutoDtype, "int8"]
 # Search engines whose codes propose the candidates of a certified index.
 EngineName = Literal["scann", "faiss"]
 ENGINE_LABELS: dict[EngineName, str] = {"scann": "ScaNN", "faiss": "FAISS"}

@@ -4,10 +4,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-from flax.traverse_util import flatten_dict
 
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
@@ -15,6 +11,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import TRAINING_ONLY, kind_of
 from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.partition import add_to_digest
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
@@ -53,11 +50,7 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
         config["prompt"] = prompts[side]
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
-    leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]
-    for name in sorted(leaves):
-        array = np.ascontiguousarray(leaves[name], np.float32)
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(array.data)
+    add_to_digest(digest, encoder.params)
     return digest.hexdigest()
 
 

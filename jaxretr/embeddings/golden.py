@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxretr.data.arrays import read_array
+from jaxretr.data.sample_texts import PASSAGES, QUESTIONS
 from jaxretr.data.tokens import joined, passage_joined, passage_pair, question_rows
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
@@ -35,27 +36,6 @@ GOLDEN = "golden.json"
 VECTORS = "golden.npy"
 
 _KIND = ("jaxretr-golden", 2)
-
-QUESTIONS = (
-    "who wrote the opera The Magic Flute?",
-    "When was the telephone invented",
-    "¿Quién pintó «Las Meninas»? — 東京タワーの高さは?",
-    "x",
-)
-_PASSAGES = (
-    (
-        "The Magic Flute",
-        "The Magic Flute is an opera in two acts by Wolfgang Amadeus Mozart to a German libretto by Emanuel "
-        "Schikaneder. It was first performed on 30 September 1791 in Vienna, two months before the composer's death.",
-    ),
-    ("", "Alexander Graham Bell was awarded the first United States patent for the telephone in 1876."),
-    (
-        "Las Meninas (Velázquez)",
-        "Diego Velázquez painted it in 1656; it hangs in the Museo del Prado. Überlieferung, naïveté, Ελλάδα, Москва, "
-        "東京 — a good model's tokenizer survives them all.",
-    ),
-    ("Title alone", ""),
-)
 
 
 @dataclass(frozen=True)
@@ -175,8 +155,8 @@ def texts(encoder: DualEncoder | CombinedEncoder) -> tuple[list[str], list[list[
     parts = parts_of(encoder)
     # The last of each is too long: other libraries must cut it in the same way.
     questions = [*QUESTIONS, _repeated(QUESTIONS[0], max(part.config.max_question_length for part in parts))]
-    long = ["A long passage", _repeated(_PASSAGES[0][1], max(part.config.max_passage_length for part in parts))]
-    passages = [*map(list, _PASSAGES), long]
+    long = ["A long passage", _repeated(PASSAGES[0][1], max(part.config.max_passage_length for part in parts))]
+    passages = [*map(list, PASSAGES), long]
     texts_of_parts = [[passage_as_text(part, title, text) for title, text in passages] for part in parts]
     for part, as_text in zip(parts, texts_of_parts, strict=True):
         _check_tokenizer(part, questions, passages, as_text)

@@ -8,7 +8,7 @@ from typing import cast, get_args
 import jax
 import numpy as np
 
-from jaxretr.config import EncodeDtype, ScorerKind
+from jaxretr.config import AutoDtype, ScorerKind
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example, joined
 from jaxretr.data.formats.kinds import FORMATS, SCORED_FORMATS, file_kind, named_split
@@ -91,7 +91,7 @@ def score(
     split: str | None = None,
     kind: ScorerKind = "auto",
     max_length: int | None = None,
-    dtype: EncodeDtype = "float32",
+    dtype: AutoDtype = "float32",
     batch_size: int | None = None,
     chunk: int = CHUNK,
 ) -> Scored:

@@ -21,6 +21,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side, tower
+from jaxretr.models.onnx.int8 import Cosines
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.storage import manifest
@@ -30,6 +31,9 @@ TOKENIZER = "tokenizer.json"
 VECTORS = "golden.npy"
 
 QUESTION = "who wrote The Magic Flute?"
+# Cosines of 8 bits differ by less between processors, whose float32 sums round differently.
+_ROUNDING = 1e-3
+
 PASSAGE = ("The Magic Flute", "An opera by Wolfgang Amadeus Mozart.")
 
 
@@ -89,6 +93,7 @@ class Program:
         *,
         side: Literal["question", "passage", "both"] = "question",
         source: str = "a model",
+        least_cosine: float | None = None,
     ) -> str:
         """Write program and tokenizer of each tower, which appear when they are complete and verified.
 
@@ -97,14 +102,16 @@ class Program:
           out: a new or empty folder.
           side: the towers to export.
           source: the model as the user named it.
+          least_cosine: for programs that round: the least mean cosine of their golden vectors to the model's. None: the vectors
+            are equal to `TOLERANCE`.
 
         Returns:
           A summary of what was verified, for people.
 
         Raises:
           UserError: a package is not installed; a parallel adapter, for which ONNX has no place; the parts of a combined
-            model read passages in different ways; a tokenizer that other libraries read differently; or a folder that
-            cannot be written.
+            model read passages in different ways; a tokenizer that other libraries read differently; a mean
+            cosine below the least; or a folder that cannot be written.
         """
         for package in self.packages:
             import_extra(package, "export")
@@ -142,6 +149,14 @@ class Program:
                 "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
                 "example_question": golden.question_as_text(parts_of(encoder)[0], QUESTION),
             }
+            if least_cosine is not None:
+                cosines = Cosines.of(self._vectors(partial, facts), np.concatenate(kept))
+                if not cosines.mean >= least_cosine:
+                    raise UserError(
+                        f"{out}: nothing was written: the cosine of its golden vectors to the model's is {cosines}, where "
+                        f"{least_cosine} on average is the least; lower least_cosine, or leave quantise out"
+                    )
+                facts["cosine"] = cosines._asdict()
             text = self.readme(out.absolute().name, facts)
             return manifest.finish(partial, out, self.kind, facts, text, self.verify)
 
@@ -154,8 +169,6 @@ class Program:
         Raises:
           UserError: something differs; the message names it file by file.
         """
-        from tokenizers import Tokenizer
-
         stated = manifest.read(folder)
         manifest.refuse(folder, manifest.changed_files(folder, stated))
         facts = stated.facts
@@ -163,8 +176,26 @@ class Program:
         strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
         manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
         expected = np.load(folder / VECTORS, allow_pickle=False)
-        # `found`: the vectors of each side's texts, float32 [n, D], by the exported towers.
-        found = {}
+        found = self._vectors(folder, facts)
+        what = f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {self.library}, "
+        if "cosine" in facts:
+            of_export, cosines = Cosines(**facts["cosine"]), Cosines.of(found, expected)
+            worse = any(now < then - _ROUNDING for now, then in zip(cosines, of_export, strict=True))
+            problem = f"the cosine to the model's vectors is {cosines}, and was {of_export}" if worse else ""
+            manifest.refuse(folder, [f"computed by {self.library}, {problem}"] if problem else [])
+            return f"{what}have a cosine to the float32 model's of {cosines}"
+        count = len(facts["texts"].get("question", ()))
+        problem, difference = compare(
+            Vectors(found[:count], found[count:]), Vectors(expected[:count], expected[count:])
+        )
+        manifest.refuse(folder, [f"computed by {self.library}, {problem}"] if problem else [])
+        return f"{what}agree to {difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
+
+    def _vectors(self, folder: Path, facts: dict[str, Any]) -> np.ndarray:
+        """Embed the golden texts with the exported towers: float32 [n, D], questions first."""
+        from tokenizers import Tokenizer
+
+        found = []
         for side, texts in facts["texts"].items():
             vectors = []
             for one in facts["towers"]:
@@ -174,18 +205,8 @@ class Program:
                 rows = tokenizer.encode_batch(texts)
                 ids, masks = (np.array([getattr(row, name) for row in rows]) for name in ("ids", "attention_mask"))
                 vectors.append(np.float32(one["weight"]) * self.load(folder / one["folder"])(ids, masks))
-            found[side] = np.concatenate(vectors, axis=1) if facts["how"] != "sum" else np.sum(vectors, axis=0)
-        count = len(facts["texts"].get("question", ()))
-        nothing = expected[:0]
-        problem, difference = compare(
-            Vectors(found.get("question", nothing), found.get("passage", nothing)),
-            Vectors(expected[:count], expected[count:]),
-        )
-        manifest.refuse(folder, [f"computed by {self.library}, {problem}"] if problem else [])
-        return (
-            f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {self.library}, agree to "
-            f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
-        )
+            found.append(np.concatenate(vectors, axis=1) if facts["how"] != "sum" else np.sum(vectors, axis=0))
+        return np.concatenate(found)
 
 
 def example(facts: dict[str, Any], name: str) -> str:

@@ -61,6 +61,8 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     "train_size": ("scann",),
     "engine": ("scann", "live"),
     "side": ENCODERS,
+    "quantise": ("onnx",),
+    "least_cosine": ("onnx",),
 }
 
 
@@ -109,6 +111,8 @@ def export(
     layout: Literal["bert", "dpr"] | None = None,
     license: str | None = None,
     side: Literal["question", "passage", "both"] | None = None,
+    quantise: Literal["int8"] | None = None,
+    least_cosine: float | None = None,
     index: EmbeddingStore | Path_ | None = None,
     corpus: Path_ | None = None,
     restricts: Sequence[str] | None = None,
@@ -139,6 +143,8 @@ def export(
         projection, which BertModel lacks, otherwise bert.
       license: for the model card, in the hub's spelling; by default unknown.
       side: towers to export; by default question.
+      quantise: onnx: the layers' products in 8 bits, for ONNX Runtime; by default all is float32.
+      least_cosine: the same: refuse vectors in 8 bits whose mean cosine to the model's is lower; by default 0.99.
       index: an embedding store, made with this model by `jaxretr.encode`.
       corpus: the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents, for live, pgvector
         and lance what is stored and returned.
@@ -172,6 +178,8 @@ def export(
         raise UsageError(f"to={to} writes the vectors of a corpus: give index=, an embedding store")
     if engine is not None:
         engine_of(engine).require()
+    if least_cosine is not None and (quantise is None or not 0 <= least_cosine <= 1):
+        raise UsageError(f"least_cosine={least_cosine}: give a number from 0 to 1, together with quantise=int8")
     if to == "live" and corpus is None:
         raise UsageError("to=live holds the passages as well: give corpus=, the file from which the store was encoded")
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
@@ -187,11 +195,14 @@ def export(
         model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
         return _model(loaded(model), out, to, layout, license)
     encoder = loaded(model)
+    how: dict[str, Any] = {"side": side or "question", "source": name_of(encoder)}
     if to == "onnx":
         from jaxretr.exports.onnx_encoder import export as write
+
+        how |= {"quantise": quantise, "least_cosine": least_cosine}
     else:
         from jaxretr.exports.stablehlo import export as write
-    return Exported(out, to, write(encoder, out, side=side or "question", source=name_of(encoder)))
+    return Exported(out, to, write(encoder, out, **how))
 
 
 def _index(given: Mapping[str, Any]) -> Exported:

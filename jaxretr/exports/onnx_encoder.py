@@ -1,37 +1,26 @@
 """Encoders as ONNX, for onnxruntime and other readers."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import jax
-import numpy as np
-
-from jaxretr.exports import encoder_folders, onnx_graph
+from jaxretr.exports import encoder_folders
 from jaxretr.exports.encoder_folders import Tower
-from jaxretr.exports.onnx_nodes import IDS, MASK
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.runtime.errors import UserError, import_extra
-from jaxretr.runtime.parallel.mesh import to_host
+from jaxretr.models.onnx.graph import OPSET
+from jaxretr.models.onnx.int8 import LEAST_COSINE, Cosines
+from jaxretr.models.onnx.nodes import RUNTIME
+from jaxretr.models.onnx.program import MODEL, PACKAGES, load, write
 from jaxretr.runtime.storage.files import write_json
 
 KIND = "onnx"
-MODEL = "model.onnx"
-WEIGHTS = "model.onnx.data"
-
-# A protobuf message has at most 2 GiB; above this the weights go into a file of their own.
-_INSIDE = 3 << 29
 
 
-def _write(folder: Path, one: Tower) -> None:
-    onnx = import_extra("onnx", "export")
-    params = jax.tree.map(to_host, one.params)
-    model = onnx_graph.build(one.encoder.config, params)
-    apart = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _INSIDE
-    path = str(folder / MODEL)
-    onnx.save_model(model, path, save_as_external_data=apart, location=WEIGHTS if apart else None)
-    onnx.checker.check_model(path)
+def _write(folder: Path, one: Tower, int8: bool) -> None:
+    write(folder, one.encoder.config, one.params, int8=int8)
     _write_settings(folder, one)
 
 
@@ -49,15 +38,6 @@ def _write_settings(folder: Path, one: Tower) -> None:
     }
     for name, content in files.items():
         write_json(folder / name, content, indent=2)
-
-
-def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    runtime = import_extra("onnxruntime", "export")
-    try:
-        session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a dozen classes of its own.
-        raise UserError(f"{folder / MODEL}: onnxruntime cannot load it ({str(error).splitlines()[0]})") from error
-    return lambda ids, mask: session.run(None, {IDS: ids, MASK: mask})[0]
 
 
 def _readme(name: str, facts: dict[str, Any]) -> str:
@@ -81,7 +61,13 @@ def encode(towers, texts):
     notes = [
         "Make tokenizers and sessions once in a program of your own. `input_ids` and `attention_mask` are int64 "
         "[batch, length], padded on the right, of any batch and length up to the maximum; `embedding` is float32. "
-        f"Opset {onnx_graph.OPSET}, float32 throughout.",
+        f"Opset {OPSET}, "
+        + (
+            f"the layers' products in int8 by an operator of ONNX Runtime's own ({RUNTIME}), the rest in float32: the cosine to "
+            f"the float32 model is {Cosines(**facts['cosine'])}."
+            if "cosine" in facts
+            else "float32 throughout."
+        ),
         *([_for_fastembed(name, facts)] if facts["how"] == "single" else []),
     ]
     return encoder_folders.readme(name, facts, "an encoder as ONNX", code, notes)
@@ -112,6 +98,29 @@ print(next(model.embed([{json.dumps(text, ensure_ascii=False)}])).shape)
 
 
 FORMAT = encoder_folders.Program(
-    KIND, "onnxruntime", ("onnx", "onnxruntime"), DualEncoder.as_plain, _write, _load, _readme
+    KIND, "onnxruntime", PACKAGES, DualEncoder.as_plain, partial(_write, int8=False), load, _readme
 )
-export, verify = FORMAT.export, FORMAT.verify
+verify = FORMAT.verify
+
+
+def export(
+    encoder: DualEncoder | CombinedEncoder,
+    out: str | Path,
+    *,
+    quantise: Literal["int8"] | None = None,
+    least_cosine: float | None = None,
+    **options: Any,
+) -> str:
+    """Write an encoder as ONNX.
+
+    Args:
+      encoder: the model.
+      out: a new or empty folder.
+      quantise: "int8": the layers' products in 8 bits.
+      least_cosine: for int8: the least mean cosine of its golden vectors to the model's; None: `LEAST_COSINE`.
+      options: those of `Program.export`, which also states what is returned and raised.
+    """
+    if quantise is None:
+        return FORMAT.export(encoder, out, **options)
+    written = dataclasses.replace(FORMAT, write=partial(_write, int8=True))
+    return written.export(encoder, out, **options, least_cosine=LEAST_COSINE if least_cosine is None else least_cosine)

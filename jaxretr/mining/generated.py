@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxretr.config import EncodeDtype
+from jaxretr.config import AutoDtype
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import SCORED_FORMATS
@@ -90,7 +90,7 @@ def generate(
     round_trip: int | None = None,
     retriever: Path_ = "bm25",
     format: str = "tevatron2",
-    dtype: EncodeDtype = "auto",
+    dtype: AutoDtype = "auto",
     batch_size: int | None = None,
     chunk: int = CHUNK,
 ) -> GeneratedSet:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, get_args
 
-from jaxretr.config import EncodeDtype, ScorerKind
+from jaxretr.config import AutoDtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.export_note import NOTE
@@ -56,7 +56,7 @@ def load_scorer(
     kind: ScorerKind = "auto",
     max_length: int | None = None,
     max_question_length: int = 128,
-    dtype: EncodeDtype = "float32",
+    dtype: AutoDtype = "float32",
     place: Place | None = None,
 ) -> Scorer:
     """Load a model that scores how well a passage fits a question.
@@ -89,7 +89,7 @@ def load_scorer(
                 "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
             )
         kind = found
-    lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
+    lengths = {"max_question_length": max_question_length, "dtype": chosen_dtype(dtype)}
     if kind == "cross_encoder":
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)
     if kind == "t5":

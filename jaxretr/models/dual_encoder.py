@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxretr.config import Dtype, EncodeDtype, Pooling
+from jaxretr.data.sample_texts import PASSAGES, QUESTIONS
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.backbones.adapter_layers import count, merge_lora
@@ -18,7 +19,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
 from jaxretr.models.embed import DualEncoderConfig, Side, prompt_of
-from jaxretr.models.encode import Engine, Job, fastest_dtype
+from jaxretr.models.encode import Engine, Job, chosen_dtype
 from jaxretr.models.engine_choice import choose_engine
 from jaxretr.models.hub import dual_encoder_folder
 from jaxretr.models.text_encoder import Advance, TextEncoder
@@ -35,18 +36,20 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
       config: configuration of the model.
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
       tokenizer: tokenizer from `jaxretr.data.tokens.load_tokenizer`.
-      dtype: type of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are always float32.
+      dtype: type of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are always float32. int8 is
+        for CPUs: see onnx/int8.py.
       mlm_head: head of masked language modelling, as in `EncoderCheckpoint`, if the encoder has one: used only to
         continue masked language modelling (`jaxretr adapt`).
 
     Attributes:
-      dtype: "float32" or "bfloat16", as given or chosen.
+      dtype: "float32", "bfloat16" or "int8", as given or chosen.
       truncated: number of texts that the last call cut at their maximum length.
       adapters: modules from `load_adapter`, by name.
       source: path or name that it was loaded from; None if it was not loaded, or was changed since.
 
     Raises:
-      UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
+      UserError: the tokenizer has ids that the model does not know, a maximum length exceeds its positions, or int8 is not
+        for this model, device or installation.
     """
 
     def __init__(
@@ -59,7 +62,11 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         mlm_head: Params | None = None,
     ):
         if dtype not in get_args(EncodeDtype):
-            raise UserError(f"dtype {dtype!r} is not supported; use 'auto', 'float32' or 'bfloat16'")
+            raise UserError(f"dtype {dtype!r} is not supported; use 'auto', 'float32', 'bfloat16' or 'int8'")
+        if dtype == "int8":
+            from jaxretr.models.onnx.int8 import check
+
+            check(config)
         if (size := vocabulary_size(tokenizer)) > config.backbone.vocab_size:
             raise UserError(
                 f"the tokenizer has {size} entries, the model {config.backbone.vocab_size}; use the model's own tokenizer"
@@ -70,7 +77,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
                     f"{name} is {length}, but the model has {config.backbone.max_position_embeddings} positions; lower it"
                 )
         self.config, self.params, self.tokenizer = config, params, tokenizer
-        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
+        self.dtype: Dtype | Literal["int8"] = "int8" if dtype == "int8" else chosen_dtype(dtype)
         self.mlm_head = mlm_head
         self.adapters: dict[str, Adapter] = {}
         self.truncated = 0
@@ -121,7 +128,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             file of the original DPR; or the hub's name of such a folder.
           passage_path: the passage encoder, if it is a folder of its own (DPR's).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
-          dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
+          dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster. int8: on CPUs, by ONNX Runtime
+            (the extra "export"), after its vectors of a few texts have been compared with float32's.
           shared: one tower for both sides or two; by default as the folder states, and one for a plain BERT. With False
             a single set of weights is copied into both towers.
           pooling: pooling for a folder that states none (default there: "cls", for decoders "lasttoken"; "mean" for the
@@ -323,7 +331,12 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
-            self._engines[name] = choose_engine(ready.config, ready.params[name], self.dtype)
+            self._engines[name] = choose_engine(
+                ready.config,
+                ready.params[name],
+                self.dtype,
+                lambda: self.tokenise(side, [*QUESTIONS, *(text for _, text in PASSAGES if text)])[0],
+            )
         return self._engines[name]
 
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:

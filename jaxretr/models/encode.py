@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxretr.config import Dtype
+from jaxretr.config import AutoDtype, Dtype
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import as_operands, kernels_of, unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Batch, Costs, PackedShapes, Shapes
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.runtime.parallel.machine import multiplies_bfloat16
@@ -50,6 +50,17 @@ def fastest_dtype() -> Dtype:
     This is bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also more exact.
     """
     return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
+
+
+def chosen_dtype(dtype: AutoDtype) -> Dtype:
+    """Return the dtype, or the fastest one for "auto".
+
+    Raises:
+      UsageError: it is none of these; int8 is for encoders alone.
+    """
+    if dtype not in get_args(AutoDtype):
+        raise UsageError(f"dtype={dtype}: give one of {', '.join(get_args(AutoDtype))}; int8 is for encoders")
+    return fastest_dtype() if dtype == "auto" else dtype
 
 
 AnyShapes = Shapes | PackedShapes
@@ -341,17 +352,25 @@ class PackedEngine(Engine):
 
 
 class HostEngine(Engine):
-    """Runs one tower without XLA; see host_bert.py.
+    """Runs one tower without XLA; see host_bert.py and onnx/int8.py.
 
     Args:
       embed: function (tokens [B, L], lengths [B]) -> float32 [B, D], for rows with at least one token.
+      batch_tokens: tokens of one batch.
+      pads: whether it computes what pads the rows as well.
     """
 
-    compiles = pads = False
+    compiles = False
 
-    def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
-        self.embed_on_host = embed
-        self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
+    def __init__(
+        self,
+        embed: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        *,
+        batch_tokens: int = _BATCH_TOKENS_BLAS,
+        pads: bool = False,
+    ):
+        self.embed_on_host, self.pads = embed, pads
+        self.devices, self.batch_tokens = 1, batch_tokens
 
     def _compile(self, batches: Iterable[Batch]) -> None:
         """Compile nothing: there are no programs."""

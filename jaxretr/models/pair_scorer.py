@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxretr.config import Dtype, EncodeDtype
+from jaxretr.config import AutoDtype, Dtype
 from jaxretr.data.tokens import (
     Template,
     bare_passage,
@@ -24,7 +24,7 @@ from jaxretr.data.tokens import (
 )
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.encode import Engine, fastest_dtype
+from jaxretr.models.encode import Engine, chosen_dtype
 from jaxretr.models.engine_choice import compiled_engine
 from jaxretr.models.hub import cross_encoder_folder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
@@ -74,7 +74,7 @@ class PairScorer:
         texts: PairTexts,
         *,
         max_question_length: int = _QUESTION_LENGTH,
-        dtype: EncodeDtype = "float32",
+        dtype: AutoDtype = "float32",
     ):
         if (size := vocabulary_size(tokenizer)) > config.backbone.vocab_size:
             raise UserError(
@@ -92,7 +92,7 @@ class PairScorer:
         self.max_question_length = self.question_length = min(max_question_length, texts.frame.room)
         self.passage_length = texts.frame.room
         self.passage_form, self.question_form = texts.passage_form, texts.question_form
-        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
+        self.dtype: Dtype = chosen_dtype(dtype)
         self.source: str | None = None
         self.truncated = 0
         self._engine: Engine | None = None
@@ -203,7 +203,7 @@ class CrossEncoder(PairScorer):
         max_length: int | None = None,
         max_question_length: int = _QUESTION_LENGTH,
         instruction: str | None = None,
-        dtype: EncodeDtype = "float32",
+        dtype: AutoDtype = "float32",
     ) -> "CrossEncoder":
         """Load a cross-encoder.
 
@@ -267,7 +267,7 @@ class CausalScorer(PairScorer):
         *,
         max_length: int = _MAX_LENGTH,
         max_question_length: int = _QUESTION_LENGTH,
-        dtype: EncodeDtype = "float32",
+        dtype: AutoDtype = "float32",
     ) -> "CausalScorer":
         """Load a decoder with its output layer (...ForCausalLM).
 

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxretr.config import Dtype, EncodeDtype
+from jaxretr.config import AutoDtype, Dtype
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.any_scorer import scorer_kind
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.t5 import T5Config
 from jaxretr.models.batches import Shapes
-from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.generation import decoding
 from jaxretr.models.generation.decoders import decoder_of
 from jaxretr.models.generation.decoding import Generated, Sampling
@@ -86,14 +86,14 @@ class QuestionGenerator:
         ends: Collection[int],
         template: str = "auto",
         max_length: int = _MAX_LENGTH,
-        dtype: EncodeDtype = "float32",
+        dtype: AutoDtype = "float32",
     ):
         is_t5 = isinstance(config, T5Config)
         template = suited_template(tokenizer, encoder=is_t5) if template == "auto" else template
         self.texts = prompt_texts(tokenizer, template, max_length, encoder=is_t5)
         self.config, self.params, self.tokenizer, self.template = config, params, tokenizer, template
         self.ends, self.max_length = tuple(sorted(ends)), max_length
-        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
+        self.dtype: Dtype = chosen_dtype(dtype)
         self.decoder = decoder_of(config)
         self.source: str | None = None
         self.truncated = 0
@@ -109,7 +109,7 @@ class QuestionGenerator:
         *,
         template: str = "auto",
         max_length: int | None = None,
-        dtype: EncodeDtype = "float32",
+        dtype: AutoDtype = "float32",
     ) -> "QuestionGenerator":
         """Load a Hugging Face folder of a decoder with its output layer (...ForCausalLM) or of a T5.
 

@@ -23,6 +23,7 @@ from jaxretr.exports.exporting import verify
 from jaxretr.models.backbones.adapter_layers import init_adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.onnx import program
 from jaxretr.runtime.errors import UserError
 
 # Roundings of float32 in another order, as a share of a vector's length: what verify allows.
@@ -139,7 +140,7 @@ def test_fastembed_reads_the_folder_as_it_is(
 def test_onnx_weights_apart(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a message of 2 GiB does not hold lies in a second file, which is hashed and read as well."""
     pytest.importorskip("onnx", reason="it writes the export")
-    monkeypatch.setattr(onnx_encoder, "_INSIDE", 1000)
+    monkeypatch.setattr(program, "_INSIDE", 1000)
     encoder = make(tokenizer)
     onnx_encoder.export(encoder, tmp_path / "out")
     assert (tmp_path / "out/question/model.onnx.data").stat().st_size > 10_000
@@ -256,6 +257,41 @@ def test_the_commands_and_one_changed_byte(
             patch.setitem(sys.modules, module, None)
             assert cli.main(["export", str(tmp_path / "model"), "--to", to, "--out", str(tmp_path / "no")]) == 1
         assert "run: pip install 'jaxretr[export]'" in capsys.readouterr().err
+
+
+def test_int8_is_measured_and_verified(
+    tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx", reason="it writes the export")
+    from jaxretr.runtime.storage import manifest
+
+    encoder = make(tokenizer, shared=True, pooling="mean")
+    encoder.save(tmp_path / "model")
+    out = tmp_path / "out"
+    command = ["export", str(tmp_path / "model"), "--to", "onnx", "--out", str(out), "--quantise", "int8"]
+    assert cli.main([*command, "--least-cosine", "1"]) == 1 and not out.exists()
+    assert "nothing was written: the cosine of its golden vectors to the model's is 0.9" in capsys.readouterr().err
+    assert cli.main([*command[:-2], "--least-cosine", "0.9"]) == 2
+    assert cli.main(command) == 0 and cli.main(["verify", str(out)]) == 0
+    written, intact = capsys.readouterr().out.splitlines()
+    assert "have a cosine to the float32 model's of 0.9" in written and written.split(": ")[1] in intact
+    found, exact = run_onnx(out / "question", QUESTIONS), encoder.encode_queries(QUESTIONS)
+    cosines = (found * exact).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(exact, axis=1)
+    stated = manifest.read(out)
+    assert 0.998 < stated.facts["cosine"]["least"] <= stated.facts["cosine"]["mean"] < 1 and cosines.min() > 0.998
+    assert by_readme(out) == "(1, 16)\n"
+    # 2 * 255 * 64 is less than 2 ** 15: no processor's 16-bit sums overflow.
+    path = str(out / "question/model.onnx")
+    model = onnx.load(path)
+    kernels = [one for one in model.graph.initializer if one.data_type == onnx.TensorProto.INT8]
+    assert len(kernels) == 12 and {np.abs(onnx.numpy_helper.to_array(one)).max() for one in kernels} == {64}
+    # Whoever changes the program and its hash as well is found out.
+    codes = onnx.numpy_helper.to_array(kernels[0])
+    kernels[0].CopyFrom(onnx.numpy_helper.from_array(-codes, kernels[0].name))
+    onnx.save_model(model, path)
+    manifest.write(out, stated.kind, stated.facts)
+    with pytest.raises(UserError, match=r"the cosine to the model's vectors is .*, and was 0\.9"):
+        verify(out)
 
 
 def test_vectors_that_are_not_the_models_are_found(tokenizer: Any, tmp_path: Path) -> None:

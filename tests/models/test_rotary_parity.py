@@ -30,7 +30,6 @@ from flax.traverse_util import flatten_dict
 from peers import torch, transformers
 from rotary_models import HEADS, LLAMA3, MODELS, SIZES, random_model
 
-from jaxretr.exports import onnx_graph
 from jaxretr.models.backbones.backbone import make_backbone
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import unstack
@@ -48,6 +47,7 @@ from jaxretr.models.hub.encoder_params import (
 )
 from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.tensor_files import TensorFiles, write_safetensors
+from jaxretr.models.onnx import graph as onnx_graph
 from jaxretr.runtime.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("float32_products")

@@ -1,6 +1,10 @@
-"""Parameters in two trees: those that are trained, and those that stay frozen."""
+"""Parameters in two trees, those that are trained and those that stay frozen; and the digest of a tree."""
 
 from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxretr.models.backbones.layers import Params
 
@@ -37,3 +41,12 @@ def join(trained: Params, frozen: Params) -> Params:
     for name, value in frozen.items():
         joined[name] = join(joined[name], value) if name in joined else value
     return joined
+
+
+def add_to_digest(digest: Any, params: Params) -> None:
+    """Add the names, shapes and float32 numbers of parameters to a digest of hashlib."""
+    leaves: dict[str, Any] = flatten_dict(params, sep=".")  # pyright: ignore[reportAssignmentType]
+    for name in sorted(leaves):
+        array = np.ascontiguousarray(leaves[name], np.float32)
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(array.data)

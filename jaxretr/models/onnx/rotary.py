@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxretr.exports.onnx_nodes import IDS, Graph, layer_params
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.positions import rotary_frequencies
 from jaxretr.models.backbones.rotary_config import RotaryConfig
+from jaxretr.models.onnx.nodes import IDS, Graph, layer_params
 
 
 class _Sight(NamedTuple):
@@ -25,7 +25,7 @@ class _Sight(NamedTuple):
 
 
 def states(graph: Graph, config: RotaryConfig, weights: Params, mask: str) -> str:
-    """The last layer's states, as `RotaryEncoder` computes them; arguments and result are those of `onnx_bert.states`."""
+    """The last layer's states, as `RotaryEncoder` computes them; arguments and result are those of `bert.states`."""
     x = graph.add("Gather", graph.constant(weights["word_embedding"]["table"], "word_embedding"), IDS)
     if config.embedding_scale != 1.0:
         x = graph.add("Mul", x, graph.constant(config.embedding_scale))

@@ -3,14 +3,14 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.exports.onnx_nodes import IDS, Graph, layer_params
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.positions import relative_bucket
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
+from jaxretr.models.onnx.nodes import IDS, Graph, layer_params
 
 
 def states(graph: Graph, config: T5EncoderConfig, weights: Params, mask: str) -> str:
-    """The last layer's states, as `T5Encoder` computes them; arguments and result are those of `onnx_bert.states`."""
+    """The last layer's states, as `T5Encoder` computes them; arguments and result are those of `bert.states`."""
     x = graph.add("Gather", graph.constant(weights["word_embedding"]["table"], "word_embedding"), IDS)
     bias = graph.add("Add", graph.padding_bias(mask), _relative_bias(graph, config, weights))
     for number in range(config.num_layers):

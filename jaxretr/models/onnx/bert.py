@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.exports.onnx_nodes import IDS, Graph, layer_params
 from jaxretr.models.backbones.bert import FURTHEST
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.positions import relative_bucket
+from jaxretr.models.onnx.nodes import IDS, Graph, layer_params
 
 
 def states(graph: Graph, bert: BertConfig, weights: Params, mask: str) -> str:

@@ -5,14 +5,14 @@ from typing import Any, Literal, assert_never
 
 import numpy as np
 
-from jaxretr.exports import onnx_bert, onnx_rotary, onnx_t5
-from jaxretr.exports.onnx_nodes import EMBEDDING, IDS, MASK, Graph
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.rotary_config import RotaryConfig
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.embed import DualEncoderConfig, dense_params
+from jaxretr.models.onnx import bert, rotary, t5
+from jaxretr.models.onnx.nodes import EMBEDDING, IDS, MASK, RUNTIME, Graph
 from jaxretr.runtime.errors import UserError, import_extra
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
@@ -20,18 +20,27 @@ OPSET = 17
 _IR_VERSION = 8
 # What adds the nodes of an encoder, by the class of its shape.
 _STATES: dict[type[Backbone], Callable[..., str]] = {
-    BertConfig: onnx_bert.states,
-    RotaryConfig: onnx_rotary.states,
-    T5EncoderConfig: onnx_t5.states,
+    BertConfig: bert.states,
+    RotaryConfig: rotary.states,
+    T5EncoderConfig: t5.states,
 }
 
 
-def build(config: DualEncoderConfig, params: Params) -> Any:
+def without_graph(config: DualEncoderConfig) -> str | None:
+    """Return the name of the kind of encoder that no graph is written for; None for all others."""
+    if config.sparse or type(config.backbone) not in _STATES:
+        return "a sparse encoder" if config.sparse else "an encoder of your own"
+    return None
+
+
+def build(config: DualEncoderConfig, params: Params, *, int8: bool = False) -> Any:
     """Build the graph of one tower.
 
     Args:
       config: the configuration of the dual encoder, without adapters.
       params: the tower's parameters, float32 numpy arrays, layers stacked.
+      int8: whether the layers' products are in 8 bits, by an operator that ONNX Runtime alone has; attention, norms and what
+        follows the pooling stay in float32.
 
     Returns:
       onnx.ModelProto: input_ids int64 [batch, length] and attention_mask int64 [batch, length] (1 for tokens, 0 for
@@ -40,20 +49,20 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     Raises:
       UserError: onnx is not installed; or the encoder is a sparse one, or one of the user's own.
     """
-    if config.sparse or type(config.backbone) not in _STATES:
-        what = "a sparse encoder" if config.sparse else "an encoder of your own"
+    if (what := without_graph(config)) is not None:
         raise UserError(f"{what} is not written as ONNX; export --to stablehlo, or --to jaxretr")
     onnx = import_extra("onnx", "export")
     import_extra("onnx.numpy_helper", "export")
-    graph, backbone, weights = Graph(onnx), config.backbone, params[BACKBONE]
+    graph, backbone, weights = Graph(onnx, int8), config.backbone, params[BACKBONE]
     mask = graph.add("Cast", MASK, to=graph.FLOAT)
     x = _STATES[type(backbone)](graph, backbone, weights, mask)
+    graph.int8 = False
     _embedding(graph, config, params, x, mask)
     info, types = onnx.helper.make_tensor_value_info, onnx.TensorProto
     inputs = [info(name, types.INT64, ["batch", "length"]) for name in (IDS, MASK)]
     outputs = [info(EMBEDDING, types.FLOAT, ["batch", config.embedding_size])]
     made = onnx.helper.make_graph(graph.nodes, "encoder", inputs, outputs, list(graph.constants.values()))
-    opset = [onnx.helper.make_opsetid("", OPSET)]
+    opset = [onnx.helper.make_opsetid(*each) for each in (("", OPSET), (RUNTIME, 1))[: 1 + int8]]
     return onnx.helper.make_model(made, opset_imports=opset, ir_version=_IR_VERSION, producer_name="jaxretr")
 
 
