@@ -204,7 +204,7 @@ def _with_encoder_of(model: DualEncoder, domain: DualEncoder) -> DualEncoder:
     """Return the model with the encoder of another one in each tower; adapters, projection and settings stay."""
     model = model.unmerge_lora()
     bert = next(iter(domain.params.values()))[BACKBONE]
-    params = {name: {**tower, BACKBONE: bert} for name, tower in model.params.items()}
+    params = {name: {**tower, BACKBONE: bert} if BACKBONE in tower else tower for name, tower in model.params.items()}
     return DualEncoder(model.config, params, model.tokenizer, dtype=model.dtype, mlm_head=domain.mlm_head)
 
 

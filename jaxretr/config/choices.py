@@ -18,6 +18,8 @@ TypoProfile = Literal["dictionary", "single_word", "spacing"]
 Keyboard = Literal["qwerty", "qwertz", "azerty"]
 # Ways to pool token vectors, by sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens", "splade"]
+# Whether the query weights of an inference-free sparse encoder are trained.
+QueryWeights = Literal["learnt", "frozen"]
 
 # Metrics of evaluations for which lower is better; for all others higher is.
 LOWER_IS_BETTER = ("loss", "average_rank")

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxretr.config.choices import Dtype, Pooling, ScorerKind
+from jaxretr.config.choices import Dtype, Pooling, QueryWeights, ScorerKind
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ class Encoder:
     pooling: Pooling | None = None
     """Pooling of the last layer's token vectors, see `pool` in jaxretr/models/embed.py; None: as the folder states,
     otherwise cls, or lasttoken for decoders."""
+    query_weights: QueryWeights | None = None
+    """Let no encoder read the questions of a sparse one (inference-free): each of their words has a weight of its own, which
+    begins at its IDF in the run's passages and is learnt, or stays frozen; None: as the folder states, whose weights go on."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""
     max_question_length: int = 64

@@ -39,6 +39,7 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
             settings.pop(field.name)  # The fingerprints of older stores lack it.
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; older fingerprints lack it.
+    config.pop("query_weights")  # The parameters tell it.
     config.pop("prompts")  # They belong to other tasks.
     if not encoder.config.inner_dense:
         config.pop("inner_dense")

@@ -30,6 +30,8 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
     Raises:
       UserError: the layout has no place for the projection, or is of another architecture or pooling.
     """
+    if config.query_weights:
+        raise UserError("transformers has no place for query weights; use to=sentence-transformers")
     layout = asked or ("dpr" if config.projection_size else "bert")
     if layout == "bert" and config.projection_size:
         raise UserError(

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxretr.exports.huggingface import tokenizer_for, tower_checkpoint
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
+from jaxretr.models.hub.dual_encoder_folder import save_tokenizer
 from jaxretr.models.hub.export_note import ExportNote
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.hub.poolings import POOLINGS
@@ -25,15 +28,18 @@ from jaxretr.models.hub.sentence_transformers import (
     MODULES,
     PASSAGE,
     QUERY,
+    ROUTER,
     SETTINGS,
+    STATIC,
     Activation,
     cutting_projection,
 )
 from jaxretr.models.hub.tensor_files import write_safetensors
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import write_json
 
-_SPARSE_MODULES = "MLMTransformer", "SpladePooling"
+_SPARSE_MODULES = "MLMTransformer", "SpladePooling", STATIC
 
 # The release whose schema this is: a newer one would make older releases warn. Router and sparse encoders are of release 5.
 _SCHEMA, _ROUTER_SCHEMA = {"sentence_transformers": "3.0.0"}, {"sentence_transformers": "5.0.0"}
@@ -45,7 +51,7 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     """Write a folder that `SentenceTransformer(folder)` loads.
 
     Two towers lie in question/ and passage/, which are whole models as well, below a Router that `encode_query` and
-    `encode_document` know. One tower has one maximum length: the longer one where questions and passages differ.
+    `encode_document` know; query weights are in question/ alone. One tower has one maximum length: the longer one where questions and passages differ.
 
     Args:
       folder: the folder to write into.
@@ -67,7 +73,10 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     if note.separate:
         routes = {}
         for (side, length), place in zip(lengths.items(), note.folders(folder), strict=True):
-            routes[QUERY if side == "question" else PASSAGE] = _write_tower(place, encoder, side, length, prompts)
+            if config.query_weights and side == "question":
+                routes[QUERY] = _write_static_queries(place, encoder)
+            else:
+                routes[QUERY if side == "question" else PASSAGE] = _write_tower(place, encoder, side, length, prompts)
         _write_router(folder, routes)
         _write_json(folder / SETTINGS, {**_settings(config, prompts), "__version__": _ROUTER_SCHEMA})
         return note
@@ -92,7 +101,7 @@ def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> N
         for route, modules in routes.items()
     }
     _write_json(
-        folder / "router_config.json",
+        folder / ROUTER,
         {
             "types": {path: kind for of_route in paths.values() for path, kind in of_route.items()},
             "structure": {route: list(of_route) for route, of_route in paths.items()},
@@ -102,13 +111,38 @@ def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> N
     _write_modules(folder, ["Router"])
 
 
+def _write_static_queries(folder: Path, encoder: DualEncoder) -> list[dict[str, Any]]:
+    """Write the module of query weights; return it as `_write_tower` does.
+
+    Raises:
+      UserError: the encoder has more entries than the tokenizer, which the module has no place for.
+    """
+    weights = np.maximum(to_host(encoder.params["question"][QUERY_WEIGHTS]), 0)
+    if (size := len(encoder.tokenizer.get_vocab())) != len(weights):
+        raise UserError(
+            f"sentence-transformers' {STATIC} has a weight for each of the tokenizer's {size} entries, and this encoder "
+            f"{len(weights)}; export --to jaxretr"
+        )
+    folder.mkdir(parents=True)
+    write_safetensors(folder / "model.safetensors", {"weight": weights}, {"format": "pt"})
+    _write_json(folder / "config.json", {"frozen": encoder.config.query_weights == "frozen"})
+    # It reads no special tokens, of which there are two here.
+    save_tokenizer(tokenizer_for(encoder, encoder.config.max_question_length - 2), folder)
+    return [{"path": "", "type": _type_of(STATIC)}]
+
+
+def _type_of(module: str) -> str:
+    library = "sentence_transformers.sparse_encoder" if module in _SPARSE_MODULES else "sentence_transformers"
+    return f"{library}.models.{module}"
+
+
 def _write_tower(
     folder: Path, encoder: DualEncoder, side: Side, length: int, prompts: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Write a tower as a model of its own; return its modules.json."""
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
     write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
-    modules: list[str] = list(_SPARSE_MODULES) if config.sparse else ["Transformer", "Pooling"]
+    modules: list[str] = list(_SPARSE_MODULES[:2]) if config.sparse else ["Transformer", "Pooling"]
     pooling: dict[str, Any] = {"pooling_strategy": "max", "activation_function": "relu"}
     if not config.sparse:
         chosen = {names.key: mode == config.pooling for mode, names in POOLINGS.items() if names.key}
@@ -135,7 +169,7 @@ def _write_modules(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             "idx": number,
             "name": str(number),
             "path": f"{number}_{name}" if number else "",
-            "type": f"{'sentence_transformers.sparse_encoder' if name in _SPARSE_MODULES else 'sentence_transformers'}.models.{name}",
+            "type": _type_of(name),
         }
         for number, name in enumerate(names)
     ]

@@ -54,7 +54,7 @@ def _write(folder: Path, one: Tower) -> None:
 
 def _flat(params: Params) -> dict[str, np.ndarray]:
     """The parameters by name, layers apart: on CPUs a stacked kernel would be cut and copied at every call."""
-    if "layers" in params[BACKBONE]:
+    if "layers" in params.get(BACKBONE, {}):
         params = {**params, BACKBONE: {**params[BACKBONE], "layers": unstack(params[BACKBONE]["layers"])}}
     if "adapter" in params:
         params = {**params, "adapter": unstack(params["adapter"])}

@@ -130,7 +130,7 @@ def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
 
 def _are_exchanged(encoder: DualEncoder | CombinedEncoder, expected: Golden, vectors: Vectors) -> bool:
     """Whether the question and the passage tower are exchanged: then each gives the other's golden vectors."""
-    if isinstance(encoder, CombinedEncoder) or encoder.config.shared:
+    if isinstance(encoder, CombinedEncoder) or encoder.config.shared or encoder.config.query_weights:
         return False
     lengths = {name: expected.settings[name] for name in ("max_question_length", "max_passage_length")}
     params = {"question": encoder.params["passage"], "passage": encoder.params["question"]}

@@ -71,7 +71,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             raise UserError(
                 f"the tokenizer has {size} entries, the model {config.backbone.vocab_size}; use the model's own tokenizer"
             )
-        for name in ("max_question_length", "max_passage_length"):
+        # Questions that no encoder reads have no positions.
+        for name in ("max_question_length", "max_passage_length")[bool(config.query_weights) :]:
             if (length := getattr(config, name)) > config.backbone.max_position_embeddings:
                 raise UserError(
                     f"{name} is {length}, but the model has {config.backbone.max_position_embeddings} positions; lower it"
@@ -90,8 +91,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             *([] if self.source is None else [repr(self.source)]),
             f"{config.embedding_size} dimensions",
             f"{config.pooling} pooling",
-            f"{'one tower' if config.shared else 'two towers'} of {shape.num_hidden_layers} x {shape.hidden_size}",
+            f"{'one tower' if config.shared or config.query_weights else 'two towers'} of {shape.num_hidden_layers} x {shape.hidden_size}",
             *([] if config.adapter is None else ["adapters"]),
+            *(["inference-free questions"] if config.query_weights else []),
             f"{count(self.params):,} parameters",
             self.dtype,
         ]

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
-from jaxretr.config import AdapterShape, Pooling
+from jaxretr.config import AdapterShape, Pooling, QueryWeights
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
 from jaxretr.models.backbones.backbone import fresh_params, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, OWN, Backbone, kind_of, shape_class
 from jaxretr.models.backbones.layers import Params, linear, matmuls_in, residual_in
 from jaxretr.models.backbones.masked_lm import fresh_head, masked_lm_shape, word_weights
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS, question_weights
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -70,6 +71,9 @@ class DualEncoderConfig:
     """Linear layers between the pooling and the projection, as in EmbeddingGemma."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Name and text of further prompts, for other tasks; `from_pretrained` takes each by its name."""
+    query_weights: QueryWeights | None = None
+    """Whether a sparse encoder's questions are read by no encoder, each of their words having a weight of its own, which
+    further training learns or keeps; None: an encoder reads them."""
 
     @property
     def dense(self) -> tuple[tuple[str, DenseShape, int], ...]:
@@ -106,6 +110,11 @@ class DualEncoderConfig:
                     "pooling 'splade' gives a weight to each entry of the vocabulary: leave projections, truncate_dim and "
                     "normalise out"
                 )
+        if self.query_weights and (not self.sparse or self.shared or self.adapter is not None):
+            raise UserError(
+                "query_weights take the place of a sparse encoder's question tower: give pooling 'splade', two towers "
+                "(shared False), and no adapter"
+            )
         if self.pooling == "cls" and self.backbone.causal:
             raise UserError(
                 "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
@@ -153,9 +162,10 @@ class DualEncoderConfig:
             ("pooling", get_args(Pooling)),
             ("passage_template", ("pair", "joined")),
             ("projection_activation", get_args(DenseActivation)),
+            ("query_weights", (None, *get_args(QueryWeights))),
         ):
             if (value := getattr(config, name)) not in choices:
-                raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
+                raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(map(str, choices))}")
         if config.adapter is not None:
             try:
                 check_shape(config.adapter, config.backbone.dense_sizes())
@@ -241,13 +251,15 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
       and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; with inner layers
       {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as of `MlmHead`}; with adapters
       {"adapter": as by `init_adapter`}. Two towers start equal, as they do from one pretrained encoder: a text's embeddings
-      on both sides are then near each other.
+      on both sides are then near each other. With `query_weights` the question tower is {"query_weights": [V]}, ones.
     """
 
-    return {name: _init_tower(config, seed) for name in _towers(config)}
+    return {name: _init_tower(config, seed, name) for name in _towers(config)}
 
 
-def _init_tower(config: DualEncoderConfig, seed: int) -> Params:
+def _init_tower(config: DualEncoderConfig, seed: int, name: str) -> Params:
+    if name == "question" and config.query_weights:
+        return {QUERY_WEIGHTS: jnp.ones(config.backbone.vocab_size, jnp.float32)}
     params: Params = {BACKBONE: fresh_params(config.backbone, seed)}
     dense = {}
     for number, (name, shape, inputs) in enumerate(reversed(config.dense), start=1):
@@ -267,7 +279,7 @@ def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
     if isinstance(config, JointConfig):
         parts = abstract_params(config.base), abstract_params(config.lexical)
         return jax.eval_shape(lambda base, lexical: joint_params(base, lexical, 0.0), *parts)
-    return dict.fromkeys(_towers(config), jax.eval_shape(lambda: _init_tower(config, 0)))
+    return jax.eval_shape(lambda: init_params(config, 0))
 
 
 def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
@@ -341,6 +353,8 @@ def embed(
         if "weight" in tower_params:  # the query side
             lexical = tower_params["weight"] * lexical
         return jnp.concatenate([base, lexical], axis=-1)
+    if QUERY_WEIGHTS in tower_params:
+        return question_weights(tower_params[QUERY_WEIGHTS], tokens, lengths)
     shape, backbone_params = config.adapter, tower_params[BACKBONE]
     if shape is not None and config.lora_merged:
         shape = shape.without_lora() if shape.bottleneck else None

@@ -12,6 +12,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.packed_rows import ROW
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS, questions_on_host
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, dense_params, embed
 from jaxretr.models.encode import Engine, HostEngine, PackedEngine
 from jaxretr.runtime.errors import UsageError, environment_choice
@@ -46,6 +47,8 @@ def choose_engine(
       UsageError: JAXRETR_ENGINE names no engine, or one that cannot run this encoder.
       UserError: int8 is too inexact for this encoder.
     """
+    if QUERY_WEIGHTS in tower_params:
+        return HostEngine(questions_on_host(jax.device_get(tower_params[QUERY_WEIGHTS])))
     chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
     if dtype == "int8":
         from jaxretr.models.onnx.int8 import embed_in_int8

@@ -124,6 +124,19 @@ _MATCH = 9.0
 _SATURATION = 0.9
 
 
+def idf(frequencies: np.ndarray, num_passages: int) -> np.ndarray:
+    """Return the inverse document frequency of words as Lucene's BM25 has it, log(1 + (N - df + .5) / (df + .5)).
+
+    Args:
+      frequencies: number of passages in which each word occurs, integers [V].
+      num_passages: N, the number of passages.
+
+    Returns:
+      float64 [V], above 0.
+    """
+    return np.log(1 + (num_passages - frequencies + 0.5) / (frequencies + 0.5))
+
+
 def lexical_start(
     config: BertConfig,
     pieces: Sequence[str],
@@ -167,7 +180,7 @@ def lexical_start(
     )
     # Passages with several pieces of one stem count several times: an upper bound, and close where it matters.
     of_stem = np.minimum(np.bincount(group, np.asarray(frequencies)), num_passages)[group]
-    weight = np.log(1 + (num_passages - of_stem + 0.5) / (of_stem + 0.5))
+    weight = idf(of_stem, num_passages)
     weight[list(special)] = 0.0
     size = config.hidden_size
     filler = max(2, round(_FILLER_SHARE * size) // 2 * 2)

@@ -61,10 +61,10 @@ def schedule(config: Optimizer, steps: int) -> optax.Schedule:
 
 
 def decays(params: Params) -> Params:
-    """Return True for each parameter that weight decay applies to: not biases, LayerNorms and a joint run's weight."""
+    """Return True for each parameter that weight decay applies to: not biases, LayerNorms, a joint run's weight and query weights."""
 
     def one(path: tuple[Any, ...], _: Any) -> bool:
-        return path[-1].key not in ("bias", "scale", "weight")
+        return path[-1].key not in ("bias", "scale", "weight", "query_weights")
 
     return jax.tree_util.tree_map_with_path(one, params)
 

@@ -56,15 +56,18 @@ from jaxretr.training.steps.batch_loss import sparsity
 TEXTS = ["what is it", "", "how are glacier caves formed and who found the first of them in the ice", "a"]
 
 
-@pytest.fixture(scope="module")
-def masked(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BertForMaskedLM with the tokenizer of the tiny models, half of whose scores are below 0."""
-    folder = tmp_path_factory.mktemp("masked")
+def write_masked_lm(folder: Path, tiny_models: Path) -> Path:
+    """Write a BertForMaskedLM with the tokenizer of the tiny models, half of whose scores are below 0."""
     encoder = jaxretr.DualEncoder.from_pretrained(tiny_models / "encoder")
     params = lively(encoder.params["shared"]["bert"], 3, 0.3)
     tensors = export_encoder(BERT, params, mlm_head=lively(fresh_head(BERT, 1), 4, 0.3))
     write_folder(folder, *tensors, load_tokenizer(tiny_models / "encoder"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def masked(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_masked_lm(tmp_path_factory.mktemp("masked"), tiny_models)
 
 
 def load(masked: Path) -> SparseEncoder:
@@ -340,7 +343,7 @@ def test_flops_is_sentence_transformers(devices: int) -> None:
     np.testing.assert_allclose(metrics["question_entries"], (q > 0).sum(1).mean(), rtol=1e-6)
 
 
-def _config(masked: Path, tmp_path: Path, **changes: Any) -> Any:
+def sparse_config(masked: Path, tmp_path: Path, **changes: Any) -> Any:
     data = write_supervised(tmp_path / "data")
     changes = {"contrastive": {"flops_questions": 0.02, "flops_passages": 0.02, "flops_warmup": 2}, **changes}
     own = {"path": str(masked), "pooling": "splade", "shared": True, **changes.pop("encoder", {})}
@@ -355,7 +358,7 @@ def _config(masked: Path, tmp_path: Path, **changes: Any) -> Any:
 
 
 def test_training_makes_vectors_sparser(masked: Path, tmp_path: Path, mesh1: Mesh) -> None:
-    train(_config(masked, tmp_path), tmp_path / "run")
+    train(sparse_config(masked, tmp_path), tmp_path / "run")
     trained, start = load_file(tmp_path / "run/model/model.safetensors"), load_file(masked / "model.safetensors")
     head = trained["shared.words_head.dense.kernel"].T
     assert not np.array_equal(head, start["cls.predictions.transform.dense.weight"]), "the head learns, too"
@@ -364,9 +367,9 @@ def test_training_makes_vectors_sparser(masked: Path, tmp_path: Path, mesh1: Mes
     assert entries[4] < entries[1]
     assert SparseEncoder.from_pretrained(tmp_path / "run").config.sparse
     with pytest.raises(UsageError, match=r"for sparse encoders; set encoder\.pooling=splade"):
-        ContrastiveRun(_config(masked, tmp_path, encoder={"pooling": "mean"}), mesh1, tmp_path / "dense")
+        ContrastiveRun(sparse_config(masked, tmp_path, encoder={"pooling": "mean"}), mesh1, tmp_path / "dense")
     with pytest.raises(UsageError, match="are for dense encoders"):
-        ContrastiveRun(_config(masked, tmp_path, contrastive={"matryoshka": (8,)}), mesh1, tmp_path / "prefixes")
+        ContrastiveRun(sparse_config(masked, tmp_path, contrastive={"matryoshka": (8,)}), mesh1, tmp_path / "prefixes")
 
 
 def test_a_split_vocabulary_and_kept_activations_change_no_gradient(
@@ -374,7 +377,7 @@ def test_a_split_vocabulary_and_kept_activations_change_no_gradient(
 ) -> None:
     """One device that keeps its activations, and two that compute them again from a table of which each has a half."""
     monkeypatch.setattr(sharding, "SPLIT_FROM", 128)
-    config, found = _config(masked, tmp_path), []
+    config, found = sparse_config(masked, tmp_path), []
     for mesh, activations in ((mesh1, "keep"), (make_mesh(jax.devices()[:2]), "recompute")):
         split = dataclasses.replace(config.mesh, shard_parameters=mesh is not mesh1)
         encoder = dataclasses.replace(config.encoder, activations=activations)

@@ -210,6 +210,8 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR there is only one folder.
         second = passage if note.separate else None
         config, params, loaded, head, _ = load_hugging_face(question, second, tokenizer, note.pooling)
+    elif sentence_transformers.has_static_queries(folder):
+        config, params, loaded, head, _ = load_sentence_transformers(folder, tokenizer)
     else:
         config, params, loaded, head, _ = load_sentence_transformers(question, tokenizer)
         if note.separate:

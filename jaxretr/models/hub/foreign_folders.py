@@ -5,10 +5,13 @@ import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxretr.config import Pooling
-from jaxretr.data.tokens import load_tokenizer, reads_pairs
+from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.backbones.layers import Params
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
 from jaxretr.models.embed import WORDS_HEAD, DenseShape, DualEncoderConfig
 from jaxretr.models.hub import sentence_transformers
 from jaxretr.models.hub.architecture import EncoderCheckpoint
@@ -134,7 +137,23 @@ def load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None =
         truncate_dim=modules.truncate_dim if cut else None,
     )
     head = None if config.sparse else checkpoint.mlm_head
-    return Loaded(config, {"shared": tower}, loaded, head, modules.guessed)
+    found = Loaded(config, {"shared": tower}, loaded, head, modules.guessed)
+    return found if modules.queries is None else _with_static_queries(found, modules.queries)
+
+
+def _with_static_queries(model: Loaded, queries: sentence_transformers.StaticQueries) -> Loaded:
+    """Return a model with the query route of a Router in place of a question tower."""
+    own = load_tokenizer(queries.folder)
+    if tokenizer_fingerprint(own) != tokenizer_fingerprint(model.tokenizer):
+        raise UserError(f"{queries.folder}: its tokenizer is another one than the documents'; give both the same")
+    weights, size = queries.read(own), model.config.backbone.vocab_size
+    if len(weights) > size:
+        raise UserError(f"{queries.folder}: has {len(weights)} weights, and the documents' vocabulary {size} entries")
+    # Without special tokens there, and with two here; a tokenizer without a limit states an astronomical one.
+    length = min(own.model_max_length, model.config.backbone.max_position_embeddings) + 2
+    config = dataclasses.replace(model.config, shared=False, query_weights=queries.kind, max_question_length=length)
+    params = {"question": {QUERY_WEIGHTS: np.pad(weights, (0, size - len(weights)))}, "passage": model.params["shared"]}
+    return model._replace(config=config, params=params)
 
 
 def _lower_casing(tokenizer: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxretr.config import Pooling
+from jaxretr.config import Pooling, QueryWeights
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.poolings import POOLINGS
@@ -19,6 +19,7 @@ from jaxretr.runtime.notes import note
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+ROUTER = "router_config.json"
 LIMITS = "sentence_bert_config.json"
 
 # The order that is supported; the last two may be absent, and there may be several Dense modules.
@@ -26,6 +27,9 @@ _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 _SPARSE = {"MLMTransformer": "Transformer", "SpladePooling": "Pooling"}
 """Modules of sparse encoders, in place of those of dense ones; newer releases have the same Transformer in both."""
+
+STATIC = "SparseStaticEmbedding"
+"""Module of a Router's query route that gives each word of a question a weight of its own."""
 
 Activation = Literal["identity", "tanh"]
 ACTIVATIONS: dict[Activation, str] = {
@@ -38,6 +42,47 @@ QUERY, PASSAGE = "query", "document"
 """Names of the prompts for the two sides."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StaticQueries:
+    """The SparseStaticEmbedding of a Router's query route.
+
+    Attributes:
+      folder: its folder, with a tokenizer.
+      kind: whether sentence-transformers trains the weights on.
+    """
+
+    folder: Path
+    kind: QueryWeights
+
+    def read(self, tokenizer: Any) -> np.ndarray:
+        """Return the weight of each entry of the tokenizer's vocabulary, float32 [V]; those below 0 count as 0 here.
+
+        Raises:
+          UserError: no vector of weights, or those of unknown words.
+        """
+        if (path := read_json(self.folder, "config.json").get("path")) is not None:
+            stated = read_json(self.folder, str(path))
+            known = tokenizer.get_vocab()
+            if unknown := [word for word, weight in stated.items() if word not in known or not _is_number(weight)]:
+                raise UserError(f"{self.folder / path}: no weights of the tokenizer's entries: {some_names(unknown)}")
+            weights = np.zeros(len(known), np.float32)
+            weights[[known[word] for word in stated]] = list(stated.values())
+        else:
+            tensors = TensorFiles.open(self.folder)
+            if tensors.names != ["weight"] or len(tensors.shape("weight")) != 1:
+                raise UserError(
+                    f"{self.folder}: a {STATIC} has one vector, weight, but here is {some_names(tensors.names)}"
+                )
+            weights = tensors.read("weight").astype(np.float32)
+        if below := int((weights < 0).sum()):
+            note(_log.warning, "%s: %d query weights are below 0, and count as 0 here", self.folder, below)
+        return weights
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -57,6 +102,7 @@ class Modules:
       passage_prompt: text that `encode_document` puts before a passage.
       prompts: all stated prompts, by name.
       guessed: names of the settings above that no file states, because modules.json is missing.
+      queries: the query route of a Router, whose document route is all that is above; None without one.
     """
 
     transformer: Path
@@ -71,6 +117,7 @@ class Modules:
     passage_prompt: str
     prompts: dict[str, str]
     guessed: tuple[str, ...]
+    queries: StaticQueries | None = None
 
 
 def wrote(folder: Path) -> bool:
@@ -86,7 +133,7 @@ def read(folder: Path) -> Modules:
     Raises:
       UserError: a file is missing or broken, or a module, or a setting of one, is not supported.
     """
-    modules = _modules(folder)
+    modules, queries = _modules(folder)
     prompts = read_prompts(folder)
     dense = tuple(_dense(place) for place in modules.get("Dense", ()))
     truncate_dim = _truncate_dim(folder)
@@ -117,17 +164,26 @@ def read(folder: Path) -> Modules:
         else tuple(
             name for name, module in (("pooling", "Pooling"), ("normalise", "Normalize")) if module not in modules
         ),
+        queries=queries,
     )
 
 
-def _modules(folder: Path) -> dict[str, list[Path]]:
+def has_static_queries(folder: Path) -> bool:
+    """Whether a folder has a Router with a SparseStaticEmbedding in its query route."""
+    return (folder / MODULES).exists() and _modules(folder)[1] is not None
+
+
+def _modules(folder: Path) -> tuple[dict[str, list[Path]], StaticQueries | None]:
+    """Return the folders of each kind of module, of a Router those of its document route, and its query route."""
     path = folder / MODULES
     stated = path.exists()
     try:
         entries = json.loads(path.read_text(encoding="utf-8")) if stated else _modules_there(folder)
+        queries = None
+        if [_name(entry["type"]) for entry in entries] == ["Router"]:
+            entries, queries = _routes(folder, str(entries[0]["path"]))
         # The type is a dotted path that differs between releases; its last part does not.
-        names = [str(entry["type"]).rsplit(".", 1)[-1] for entry in entries]
-        names = [_SPARSE.get(name, name) for name in names]
+        names = [_SPARSE.get(name, name) for name in (_name(entry["type"]) for entry in entries)]
         places = [_place(folder, str(entry["path"])) for entry in entries]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy it again") from error
@@ -148,7 +204,37 @@ def _modules(folder: Path) -> dict[str, list[Path]]:
     if stated and not {"Transformer", "Pooling"} <= set(names):
         listed = f"only {', '.join(names)}" if names else "no module"
         raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists {listed}; copy it again")
-    return {name: [place for own, place in zip(names, places, strict=True) if own == name] for name in names}
+    found = {name: [place for own, place in zip(names, places, strict=True) if own == name] for name in names}
+    return found, queries
+
+
+def _name(kind: Any) -> str:
+    return str(kind).rsplit(".", 1)[-1]
+
+
+def _routes(model: Path, path: str) -> tuple[list[dict[str, str]], StaticQueries]:
+    """Return the modules of the document route of a Router in a model's folder, as in modules.json, and its query route.
+
+    Raises:
+      UserError: other routes, or modules in them.
+    """
+    folder = _place(model, path)
+    config = read_json(folder, ROUTER)
+    where, kinds, structure = folder / ROUTER, config.get("types") or {}, config.get("structure") or {}
+    try:
+        routes = {route: [(_name(kinds[each]), each) for each in modules] for route, modules in structure.items()}
+    except (AttributeError, TypeError, KeyError) as error:
+        raise UserError(f"{where}: no routes with the types of their modules; copy it again") from error
+    query, document = routes.get(QUERY, []), routes.get(PASSAGE, [])
+    if routes.keys() != {QUERY, PASSAGE} or [name for name, _ in query] != [STATIC]:
+        listed = "; ".join(f"{route}: {', '.join(name for name, _ in found)}" for route, found in routes.items())
+        raise UserError(
+            f"{where}: a Router with the routes {listed} is not supported; supported: {QUERY}: {STATIC}, and {PASSAGE}: a "
+            "sparse encoder's modules"
+        )
+    place = _place(model, str(PurePath(path, query[0][1])))
+    kind: QueryWeights = "frozen" if read_json(place, "config.json").get("frozen") else "learnt"
+    return [{"type": name, "path": str(PurePath(path, each))} for name, each in document], StaticQueries(place, kind)
 
 
 def _modules_there(folder: Path) -> list[dict[str, str]]:

@@ -59,6 +59,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(words_)?head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
     (r"lm_head\.kernel", P(None, MODEL)),
     (r"(words_)?head\.bias", REPLICATED),
+    (r"query_weights", REPLICATED),
     (r"own\..*", REPLICATED),  # Of an encoder of the user's.
     # Product codes, see jaxretr/losses/quantised.py.
     (r"codebook", REPLICATED),

@@ -18,9 +18,10 @@ from jaxretr.data.tokens import vocabulary_size
 from jaxretr.losses.contrastive import contrastive_losses
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.bert_config import BertConfig
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
-from jaxretr.models.starts import lexical_start
+from jaxretr.models.starts import idf, lexical_start
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.own_parts import is_own, own_part
@@ -30,7 +31,7 @@ from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState, inde
 from jaxretr.training.runs.corpus_run import CorpusRun
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows
-from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, model_shape
+from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, has_new_query_weights, model_shape
 from jaxretr.training.runs.guide import read_guide
 from jaxretr.training.runs.mixture import Member, Mixture
 from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
@@ -179,11 +180,22 @@ class ContrastiveRun(CorpusRun):
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def first_model(self) -> DualEncoder | JointModel:
-        """Return the model; with `encoder.fresh_start` "lexical", its weights compare words by their rarity in the corpus."""
-        if self.config.encoder.fresh_start != "lexical":
+        """Return the model; with `encoder.fresh_start` "lexical", its weights compare words by their rarity in the corpus, as
+        new query weights do."""
+        encoder = self.config.encoder
+        is_lexical, weighs = encoder.fresh_start == "lexical", has_new_query_weights(encoder)
+        if not (is_lexical or weighs):
             return self.model
         assert isinstance(self.model, DualEncoder)
-        config, tokenizer = self.model.config, self.model.tokenizer
+        model = self.model
+        if weighs:
+            holders = document_frequencies(self.store, model.config.backbone.vocab_size)
+            weights = {QUERY_WEIGHTS: idf(holders, self.store.num_rows).astype(np.float32)}
+            model = model.replaced(model.config, {**model.params, "question": weights})
+        return self._lexical(model) if is_lexical else model
+
+    def _lexical(self, model: DualEncoder) -> DualEncoder:
+        config, tokenizer = model.config, model.tokenizer
         assert isinstance(config.backbone, BertConfig)  # as every new encoder is
         size = vocabulary_size(tokenizer)
         bert = lexical_start(
@@ -195,7 +207,9 @@ class ContrastiveRun(CorpusRun):
             tokenizer.cls_token_id,
             self.config.train.seed,
         )
-        params = {name: {**tower, BACKBONE: bert} for name, tower in self.model.params.items()}
+        params = {
+            name: {**tower, BACKBONE: bert} if BACKBONE in tower else tower for name, tower in model.params.items()
+        }
         return DualEncoder(config, params, tokenizer)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
@@ -300,6 +314,11 @@ def contrastive_program(
         raise UsageError(
             "contrastive.flops_questions and flops_passages are for sparse encoders; set encoder.pooling=splade, or leave "
             "them out"
+        )
+    if config.contrastive.flops_questions and isinstance(encoder, DualEncoderConfig) and encoder.query_weights:
+        raise UsageError(
+            "contrastive.flops_questions: query weights add no words to a question, whose entries are as many as its words; "
+            "leave it out, and keep flops_passages"
         )
     if encoder.sparse and (config.contrastive.matryoshka or config.index_aware.kind != "none"):
         raise UsageError(

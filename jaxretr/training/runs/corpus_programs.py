@@ -89,7 +89,7 @@ class CorpusPrograms:
           mesh: the devices.
         """
         self.config, self.program, self.model, self.mesh = config, program, model, mesh
-        self.frozen = frozen_branches(config.encoder, config.joint)
+        self.frozen = frozen_branches(config.encoder, config.joint, model.config)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.step = make_step(program, self.optimizer, mesh)
         self.whole = WholeCorpus(store, program, mesh, config.index.dtype)

@@ -18,6 +18,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.own import source_of
+from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import (
@@ -28,6 +29,7 @@ from jaxretr.models.embed import (
     init_params,
     joint_params,
     prompt_of,
+    tower,
 )
 from jaxretr.models.hub.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.runtime.errors import UsageError, UserError
@@ -73,13 +75,15 @@ def model_shape(encoder: EncoderConfig, joint: Joint) -> ModelShape:
     return ModelShape(config, abstract_params(config), ids)
 
 
-def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
+def frozen_branches(encoder: EncoderConfig, joint: Joint, model: DualEncoderConfig | JointConfig) -> tuple[str, ...]:
     """Return the names of the branches of a model's parameters that a run does not train.
 
-    They are the lexical encoder, if there is one; or everything except the adapters, if there are any.
+    They are the lexical encoder, if there is one; everything except the adapters, if there are any; or frozen query weights.
     """
     if joint.lexical is not None:
         return ("lexical",)
+    if isinstance(model, DualEncoderConfig) and model.query_weights == "frozen":
+        return (QUERY_WEIGHTS,)
     return () if encoder.adapter is None else (BACKBONE, "inner_dense", "projection", WORDS_HEAD)
 
 
@@ -114,6 +118,12 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
         settings = _fresh(config, config.fresh, vocabulary_size(tokenizer))
         model = DualEncoder(settings, init_params(settings, seed), tokenizer)
     settings = encoder_config(config, model.config)
+    if settings.query_weights and not model.config.query_weights:
+        # The run puts the words' rarity in its passages in place of these ones.
+        weights = np.ones(settings.backbone.vocab_size, np.float32)
+        model = model.replaced(
+            settings, {"question": {QUERY_WEIGHTS: weights}, "passage": tower(model.params, "passage")}
+        )
     if config.adapter is not None:
         model = with_new_adapters(model, config.adapter, seed)
     if vocabulary_size(model.tokenizer) > settings.backbone.vocab_size:
@@ -175,6 +185,13 @@ def _check(config: EncoderConfig) -> None:
         raise UsageError("encoder.fresh_start says how new weights are drawn; set encoder.fresh as well")
 
 
+def has_new_query_weights(config: EncoderConfig) -> bool:
+    """Whether the query weights of a run are none of the model that it starts from."""
+    if config.query_weights is None:
+        return False
+    return config.fresh is not None or not encoder_shape(config.path, passage_path=config.passage_path).query_weights
+
+
 def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
     """Log the lengths that are shorter in a run than in the model that it starts from; the trained model keeps them."""
     lengths = {
@@ -192,7 +209,8 @@ def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
 
 def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderConfig:
     """Return a model's configuration with the settings of the run's config."""
-    longest = max(config.max_question_length, config.max_passage_length)
+    queries = config.query_weights or model.query_weights
+    longest = max(0 if queries else config.max_question_length, config.max_passage_length)
     if longest > model.backbone.max_position_embeddings:
         raise UsageError(
             f"{config.path}: has {model.backbone.max_position_embeddings} positions, the config asks for {longest}; "
@@ -210,6 +228,7 @@ def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderCon
         model,
         **prompts,
         backbone=backbone,
+        query_weights=queries,
         normalise=config.normalise,
         max_question_length=config.max_question_length,
         max_passage_length=config.max_passage_length,
