@@ -59,6 +59,26 @@ _WITHOUT_ACTION = ("adapt", "mine", "serve")
 _TAKES_A_WORD = ("adapt", "serve")
 # Commands that take the settings of a CONFIG as --section.key VALUE.
 _WITH_SETTINGS = ("train", "sweep")
+# What `jaxretr` alone prints.
+_FIRST_SCREEN = """\
+jaxretr trains, evaluates, exports and serves dense passage retrievers.
+
+Try it
+  jaxretr quickstart                  # a retriever from questions alone, compared with BM25, on data in the package
+Search folders of text
+  jaxretr encode runs/quickstart/art --corpus files:notes --out embeddings
+  jaxretr serve runs/quickstart/art --index embeddings --corpus files:notes
+Train on your own data
+  jaxretr data validate scifact       # reads it and says what is wrong with it
+  jaxretr train dpr_small --data scifact --workdir runs/dpr
+  jaxretr configs                     # what else can be trained
+Measure and pass on
+  jaxretr evaluate runs/dpr --beir scifact --split test --baseline bm25
+  jaxretr export runs/dpr --to sentence-transformers --out exported
+
+All commands: jaxretr --help. One, with an example: jaxretr COMMAND --help. scifact stands for a folder with
+corpus.jsonl, queries.jsonl and qrels/ (BEIR's layout), or for one file of questions with their passages.\
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     args = None
     try:
+        if not words:
+            print(_FIRST_SCREEN, flush=True)
+            return 0
         args = parse(words)
         from jaxretr.cli import process
 
@@ -172,10 +195,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
       UsageError: a word is misspelt, missing or superfluous.
       SystemExit: --help or --version was asked for and printed.
     """
-    named = any(each.split("_")[0] == words[0] for each in _OPTIONS) if words else False
+    named = any(each.split("_")[0] == words[0] for each in _OPTIONS)
     first, commands = build_parser(words[0]) if named else build_parser(has_options=False)
-    if not words:
-        raise UsageError("no command; see: jaxretr --help")
     if words[0].startswith("-"):
         if words[0] not in first.options:
             hint = did_you_mean(words[0], set(first.options) - {"-h", "--help"})

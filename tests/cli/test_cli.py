@@ -98,7 +98,7 @@ def run(*words: object) -> int:
 def test_help_needs_no_heavy_import():
     """`jaxretr --help` in half a second, on a slow disk too: so nothing heavy may be imported on the way."""
     program = (
-        "import sys\nfrom jaxretr import cli\ncli.build_parser()\nassert cli.main(['train', '--help']) == 0\n"
+        "import sys\nfrom jaxretr import cli\ncli.build_parser()\nassert cli.main([]) == cli.main(['train', '--help']) == 0\n"
         "heavy = {'jax', 'numpy', 'transformers', 'torch', 'flax', 'orbax', 'tqdm', 'scipy'}\n"
         "print('heavy:', sorted(heavy & set(sys.modules)))\n"
     )
@@ -154,6 +154,15 @@ def test_help_lists_the_commands_and_the_module_runs(capsys: pytest.CaptureFixtu
     assert done.stdout.startswith("usage: jaxretr ")
 
 
+def test_without_words_the_first_steps_are_shown_and_each_can_be_typed(capsys: pytest.CaptureFixture[str]):
+    assert run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line.split("#")[0].split()[1:] for line in lines if line.startswith("  jaxretr ")]
+    assert len(lines) < 25 and max(map(len, lines)) < 120 and commands[0] == ["quickstart"]
+    for words in commands:
+        cli.parse(words)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]):
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("jaxretr 0.")
@@ -165,7 +174,6 @@ def test_version(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "no command; see: jaxretr --help"),
         ("trian config.py", "trian: no such command; did you mean 'train'?"),
         ("xyzzy", "xyzzy: no such command (there are quickstart, train, "),
         ("--verson", "--verson: no such option; did you mean '--version'?"),
