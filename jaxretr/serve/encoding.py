@@ -127,9 +127,9 @@ class BatchEncoder:
         Raises:
           UserError: the model's parts have tokenizers of their own, it has no such token, or a row is longer than it reads.
         """
-        if len(self.parts) > 1:
+        if isinstance(self.encoder, CombinedEncoder):
             raise UserError("each part of a combined model has token ids of its own; give texts to /v1/embeddings")
-        longest, tokens = _length(self.parts[0], side), self.parts[0].config.backbone.vocab_size
+        longest, tokens = _length(self.encoder, side), self.encoder.config.backbone.vocab_size
         for number, row in enumerate(rows):
             if len(row) > longest:
                 raise UserError(f"text {number} has {len(row)} ids, and the model reads {longest}; cut it")
