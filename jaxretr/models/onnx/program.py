@@ -43,6 +43,8 @@ def load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     runtime = import_extra("onnxruntime", "export")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = cpu_threads()
+    # Threads that wait for work by spinning take the cores from the tokenizer and from other processes: half the speed there.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = runtime.InferenceSession(str(folder / MODEL), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen classes of its own.
