@@ -9,6 +9,7 @@ from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.choices import (
     ENGINE_LABELS,
     LOWER_IS_BETTER,
+    SPLADE,
     AutoDtype,
     Dtype,
     EncodeDtype,
@@ -48,6 +49,7 @@ __all__ = [
     "ENGINE_LABELS",
     "KINDS",
     "LOWER_IS_BETTER",
+    "SPLADE",
     "AdapterShape",
     "Art",
     "ArtConfig",

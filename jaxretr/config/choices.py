@@ -17,7 +17,25 @@ TypoProfile = Literal["dictionary", "single_word", "spacing"]
 # Layouts of jaxretr/data/typos/keyboards.py.
 Keyboard = Literal["qwerty", "qwertz", "azerty"]
 # Ways to pool token vectors, by sentence-transformers' names.
-Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens", "splade"]
+Pooling = Literal[
+    "cls",
+    "mean",
+    "max",
+    "lasttoken",
+    "weightedmean",
+    "mean_sqrt_len_tokens",
+    "splade",
+    "splade_sum",
+    "splade_log1p",
+    "splade_sum_log1p",
+]
+# Poolings of masked language modelling's scores: sentence-transformers' pooling_strategy and activation_function of each.
+SPLADE: dict[Pooling, tuple[Literal["max", "sum"], Literal["relu", "log1p_relu"]]] = {
+    "splade": ("max", "relu"),
+    "splade_sum": ("sum", "relu"),
+    "splade_log1p": ("max", "log1p_relu"),
+    "splade_sum_log1p": ("sum", "log1p_relu"),
+}
 # Whether the query weights of an inference-free sparse encoder are trained.
 QueryWeights = Literal["learnt", "frozen"]
 

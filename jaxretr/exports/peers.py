@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxretr.config import SPLADE
 from jaxretr.embeddings.golden import Golden, Vectors
 from jaxretr.models.hub.encoder_params import MASKED_LM, names_of, shape_of
 from jaxretr.models.hub.export_note import FORMAT, LIBRARIES, NOTE, ExportNote, read_note
@@ -83,7 +84,7 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
         model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)
     else:
         record = names_of(shape_of(read_json(folder, "config.json"), str(folder)))
-        sparse = note.pooling == "splade"
+        sparse = note.pooling in SPLADE
         no_pooler = {"add_pooling_layer": False} if record.pooler and not sparse else {}
         loaded_by = MASKED_LM if sparse else record.loaded_by
         model = getattr(transformers, loaded_by).from_pretrained(folder, local_files_only=True, **no_pooler)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxretr.config import SPLADE
 from jaxretr.exports.huggingface import tokenizer_for, tower_checkpoint
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
@@ -143,8 +144,11 @@ def _write_tower(
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
     write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
     modules: list[str] = list(_SPARSE_MODULES[:2]) if config.sparse else ["Transformer", "Pooling"]
-    pooling: dict[str, Any] = {"pooling_strategy": "max", "activation_function": "relu"}
-    if not config.sparse:
+    if config.sparse:
+        pooling: dict[str, Any] = dict(
+            zip(("pooling_strategy", "activation_function"), SPLADE[config.pooling], strict=True)
+        )
+    else:
         chosen = {names.key: mode == config.pooling for mode, names in POOLINGS.items() if names.key}
         pooling = {"word_embedding_dimension": config.backbone.hidden_size, **chosen, "include_prompt": True}
     _write_json(folder / f"1_{modules[1]}/config.json", pooling)

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
-from jaxretr.config import AdapterShape, Pooling, QueryWeights
+from jaxretr.config import SPLADE, AdapterShape, Pooling, QueryWeights
 from jaxretr.models.backbones.adapter_layers import check_shape, init_adapter, kinds_of
 from jaxretr.models.backbones.backbone import fresh_params, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE, OWN, Backbone, kind_of, shape_class
@@ -99,7 +99,7 @@ class DualEncoderConfig:
     @property
     def sparse(self) -> bool:
         """Whether embeddings are weights of the vocabulary's entries, most of them 0 (SPLADE)."""
-        return self.pooling == "splade"
+        return self.pooling in SPLADE
 
     def __post_init__(self) -> None:
         """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
@@ -107,7 +107,7 @@ class DualEncoderConfig:
             masked_lm_shape(self.backbone)
             if self.projection_size or self.inner_dense or self.truncate_dim or self.normalise:
                 raise UserError(
-                    "pooling 'splade' gives a weight to each entry of the vocabulary: leave projections, truncate_dim and "
+                    f"pooling '{self.pooling}' gives a weight to each entry of the vocabulary: leave projections, truncate_dim and "
                     "normalise out"
                 )
         if self.query_weights and (not self.sparse or self.shared or self.adapter is not None):
@@ -365,7 +365,11 @@ def embed(
         states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
         if config.sparse:
             head, table = tower_params[WORDS_HEAD], backbone_params["word_embedding"]["table"]
-            return word_weights(masked_lm_shape(config.backbone), head, table, states, lengths, dtype=dtype)
+            strategy, activation = SPLADE[config.pooling]
+            shape = masked_lm_shape(config.backbone)
+            return word_weights(
+                shape, head, table, states, lengths, strategy=strategy, activation=activation, dtype=dtype
+            )
         pooled = pool(states, lengths, config.pooling)
     for layer, shape in dense_params(config, tower_params):
         pooled = linear(layer, pooled)
@@ -395,7 +399,6 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling, *, ends: jax.A
     Returns:
       float32 [B, D], of packed rows [B * M, D].
     """
-    assert pooling != "splade", "it pools scores, not states: see word_weights"
     packed, width = are_packed(lengths), states.shape[1]
     if pooling == "cls" and not packed:
         return states[:, 0]
@@ -418,7 +421,7 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling, *, ends: jax.A
     elif pooling == "lasttoken":
         weights = weights * (place == (lengths if ends is None else ends)[..., None] - 1)
     else:
-        assert_never(pooling)
+        raise AssertionError(f"pooling {pooling} is of scores, not of states: see word_weights")
     if not packed:
         return jnp.einsum("bld,bl->bd", states, weights) / divisor[:, None]
     # A product with as many texts as a row holds: no scatter, whose sums would be in any order.

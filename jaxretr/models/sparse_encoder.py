@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
-from jaxretr.runtime.errors import UsageError
+from jaxretr.models.hub.dual_encoder_folder import states_use
+from jaxretr.runtime.errors import UsageError, UserError
 
 # Texts whose vectors exist with all their dimensions at a time.
 _ROWS = 512
@@ -29,13 +30,21 @@ class SparseEncoder(DualEncoder):
         Args:
           path_or_name: a folder that `save` wrote, a folder of sentence-transformers' SparseEncoder, or a Hugging Face
             folder with a head of masked language modelling (...ForMaskedLM), which becomes one.
-          settings: as for `DualEncoder.from_pretrained`.
+          settings: as for `DualEncoder.from_pretrained`; the pooling of a folder that states none is "splade" by default.
 
         Raises:
           UserError: as there; or a dense encoder, or no such head.
         """
-        found = super().from_pretrained(path_or_name, pooling="splade", **settings)
+        pooling = settings.pop("pooling", None)
+        if pooling is None and (Path(path_or_name).expanduser().is_file() or not states_use(path_or_name)):
+            pooling = "splade"
+        found = super().from_pretrained(path_or_name, pooling=pooling, **settings)
         assert isinstance(found, cls)
+        if not found.config.sparse:
+            raise UserError(
+                f"{path_or_name}: has pooling '{found.config.pooling}' and is no sparse encoder; load it as a "
+                "DualEncoder, or train a sparse one"
+            )
         return found
 
     def sparse(self, side: Side, texts: Sequence[Any], *, batch_size: int | None = None) -> Any:

@@ -14,7 +14,7 @@ import small_runs
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from peers import torch
+from peers import sentence_transformers, torch
 from safetensors.numpy import load_file
 from tiny import (
     BERT,
@@ -28,7 +28,7 @@ from tiny import (
 )
 
 import jaxretr
-from jaxretr.config import Contrastive
+from jaxretr.config import SPLADE, Contrastive
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
@@ -39,7 +39,7 @@ from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.interchange import pyserini
 from jaxretr.indexes.opening import open_index
 from jaxretr.losses.contrastive import NO_PASSAGE
-from jaxretr.models.backbones.masked_lm import fresh_head
+from jaxretr.models.backbones.masked_lm import fresh_head, word_weights
 from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.models.sparse_encoder import SparseEncoder
@@ -70,9 +70,9 @@ def masked(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_masked_lm(tmp_path_factory.mktemp("masked"), tiny_models)
 
 
-def load(masked: Path) -> SparseEncoder:
+def load(masked: Path, **settings: Any) -> SparseEncoder:
     lengths = {"max_question_length": 16, "max_passage_length": 48}
-    return jaxretr.SparseEncoder.from_pretrained(masked, passage_template="joined", **lengths)
+    return jaxretr.SparseEncoder.from_pretrained(masked, passage_template="joined", **lengths, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,57 @@ def test_vectors_are_those_of_sentence_transformers(
     [words] = encoder.words(ours[:1])
     best = encoder.tokenizer.convert_ids_to_tokens(int(ours[0].argmax()))
     assert next(iter(words)) == best and len(words) == (ours[0] > 0).sum()
+
+
+@pytest.mark.parametrize("engine", ["padded", "packed"])
+@pytest.mark.parametrize("pooling", ["splade_sum", "splade_log1p", "splade_sum_log1p"])
+def test_other_strategies_and_activations_are_sentence_transformers(
+    pooling: Any, engine: str, masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules", reason="it is compared with")
+    monkeypatch.setenv("JAXRETR_ENGINE", engine)
+    encoder = load(masked, pooling=pooling)
+    ours, parts = (
+        encoder.encode_passages(TEXTS),
+        [modules.MLMTransformer(str(masked)), modules.SpladePooling(*SPLADE[pooling])],
+    )
+    theirs = sentence_transformers.SparseEncoder(modules=parts, device="cpu")
+    expected = theirs.encode_document(TEXTS, convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    for to in ("jaxretr", "sentence-transformers", "huggingface"):
+        jaxretr.export(encoder, to=to, out=tmp_path / to)
+    for name in ("theirs", "jaxretr", "sentence-transformers", "huggingface"):
+        again = SparseEncoder.from_pretrained(tmp_path / name)
+        assert again.config.pooling == pooling
+        np.testing.assert_allclose(again.encode_passages(TEXTS), ours, atol=1e-5, rtol=1e-5)  # rows of other lengths
+    if engine == "padded":
+        jaxretr.verify(tmp_path / "sentence-transformers", library="sentence-transformers")
+        jaxretr.verify(tmp_path / "huggingface", library="transformers")
+
+
+@pytest.mark.parametrize(("strategy", "activation"), SPLADE.values())
+def test_gradients_of_the_strategies(strategy: Any, activation: Any, encoder: SparseEncoder) -> None:
+    modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules", reason="it is compared with")
+    rng = np.random.default_rng(2)
+    states, head = rng.normal(size=(3, 7, BERT.hidden_size)).astype(np.float32), encoder.params["shared"]["words_head"]
+    table, lengths = encoder.params["shared"]["bert"]["word_embedding"]["table"], np.array([7, 2, 5])
+    factors = rng.normal(size=(3, BERT.vocab_size)).astype(np.float32)
+
+    def weights(bias: Any) -> Any:
+        how = {"strategy": strategy, "activation": activation, "dtype": jnp.float32}
+        return word_weights(BERT, {**head, "bias": bias}, table, states, lengths, **how)
+
+    # The scores of single tokens: what makes them weights is undone, and none is negative with this bias.
+    shifted, one = {**head, "bias": head["bias"] + 30}, np.ones(21, int)
+    raw = np.expm1(word_weights(BERT, shifted, table, states.reshape(21, 1, -1), one, dtype=jnp.float32))
+    assert raw.min() > 0
+    scores = torch.tensor(raw.reshape(3, 7, -1) - 30, requires_grad=True)
+    mask = torch.tensor(np.arange(7) < lengths[:, None])
+    found = modules.SpladePooling(strategy, activation).train()({"token_embeddings": scores, "attention_mask": mask})
+    (torch.tensor(factors) * found["sentence_embedding"]).sum().backward()
+    gradient = jax.grad(lambda bias: (factors * weights(bias)).sum())(jnp.asarray(head["bias"]))
+    np.testing.assert_allclose(gradient, scores.grad.sum((0, 1)), atol=1e-4)
 
 
 def test_bad_folders_and_uses(

@@ -1,7 +1,7 @@
 """Encoders with a head of masked language modelling (Devlin et al. 2019), and SPLADE's vectors of its scores."""
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -81,12 +81,20 @@ class MaskedLm(nnx.Module):
 
 
 def word_weights(
-    shape: MaskedLmShape, head: Params, table: jax.Array, states: jax.Array, lengths: jax.Array, *, dtype: Any
+    shape: MaskedLmShape,
+    head: Params,
+    table: jax.Array,
+    states: jax.Array,
+    lengths: jax.Array,
+    *,
+    strategy: Literal["max", "sum"] = "max",
+    activation: Literal["relu", "log1p_relu"] = "relu",
+    dtype: Any,
 ) -> jax.Array:
     """Return SPLADE's weight of each vocabulary entry for each text (Formal et al. 2021, "SPLADE v2", equation 6).
 
-    w_v = max over the text's tokens i of log(1 + relu(s_iv)), s being the scores of masked language modelling. A block of
-    the vocabulary is scored after the other, in the backward pass again: the scores of all tokens never exist together.
+    w_v = max over the text's tokens i of log(1 + relu(s_iv)), s being the scores of masked language modelling; or their sum, as
+    in the first SPLADE (arXiv 2107.05720). With "log1p_relu" it is log(1 + log(1 + relu(s_iv))), as in OpenSearch's. A block of the vocabulary is scored after the other, in the backward pass again: the scores of all tokens never exist together.
 
     Args:
       shape: shape of the encoder.
@@ -94,6 +102,8 @@ def word_weights(
       table: the encoder's word embeddings, float32 [V, D], or this device's part of a split table.
       states: states of the last layer, float32 [B, L, D].
       lengths: int32 [B], or of packed rows [B, M]; a text without tokens gets zeros.
+      strategy: whether the tokens' largest value is taken or their sum.
+      activation: function of the scores before the last logarithm.
       dtype: type of the matmuls' operands.
 
     Returns:
@@ -110,14 +120,19 @@ def word_weights(
     rows = jnp.pad(table, ((0, missing), (0, 0))).reshape(count, size, -1)
     bias = jnp.pad(head["bias"], (0, missing)).reshape(count, size)
 
+    def weighed(scores: jax.Array) -> jax.Array:
+        weights = jnp.log1p(jax.nn.relu(scores))
+        return weights if activation == "relu" else jnp.log1p(weights)
+
     @partial(jax.checkpoint, prevent_cse=False)
     def best(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         scores = product("bld,vd->blv", states, block[0], dtype, result=jnp.float32) + block[1]
-        return jnp.where(own[..., None], scores[:, None], 0.0).max(axis=-2)  # relu follows: 0 is as good as none
+        if strategy == "sum":
+            return jnp.where(own[..., None], weighed(scores)[:, None], 0.0).sum(axis=-2)
+        return weighed(jnp.where(own[..., None], scores[:, None], 0.0).max(axis=-2))  # relu: 0 is as good as none
 
     found = jax.lax.map(best, (rows, bias))  # [blocks, B, M, size]
-    found = jnp.moveaxis(found, 0, -2).reshape(-1, count * size)[:, : shape.vocab_size]
-    return jnp.log1p(jax.nn.relu(found))
+    return jnp.moveaxis(found, 0, -2).reshape(-1, count * size)[:, : shape.vocab_size]
 
 
 @cache

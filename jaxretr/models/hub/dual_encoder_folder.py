@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxretr.config import Pooling
+from jaxretr.config import SPLADE, Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
@@ -154,7 +154,7 @@ def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded
         raise UserError(f"pooling {pooling!r} is not supported; use {' or '.join(map(repr, get_args(Pooling)))}")
     stated = loaded.config.pooling
     # A sparse encoder's head was read where the folder was: it is not among the parameters of another pooling.
-    if pooling is not None and "pooling" in loaded.guessed and (pooling == "splade") == loaded.config.sparse:
+    if pooling is not None and "pooling" in loaded.guessed and (pooling in SPLADE) == loaded.config.sparse:
         return loaded._replace(config=dataclasses.replace(loaded.config, pooling=pooling))
     if pooling not in (None, stated):
         raise UserError(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxretr.config import Pooling
+from jaxretr.config import SPLADE, Pooling
 from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.backbones.layers import Params
@@ -184,10 +184,10 @@ def _config(backbone: Backbone, params: Params, **settings: Any) -> DualEncoderC
 def _tower(checkpoint: EncoderCheckpoint, where: Path, pooling: Pooling | None = None) -> Params:
     """Return the parameters of a tower, a sparse encoder's with its head of masked language modelling."""
     tower: Params = {BACKBONE: checkpoint.params}
-    if pooling == "splade":
+    if pooling in SPLADE:
         if checkpoint.mlm_head is None:
             raise UserError(
-                f"{where}: pooling 'splade' needs a head of masked language modelling, and there is none; give the "
+                f"{where}: pooling '{pooling}' needs a head of masked language modelling, and there is none; give the "
                 "encoder's ...ForMaskedLM folder, or train a head with a config of kind mlm"
             )
         tower[WORDS_HEAD] = checkpoint.mlm_head

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxretr.config import Pooling
+from jaxretr.config import SPLADE, Pooling
 
 
 class PoolingNames(NamedTuple):
@@ -50,10 +50,16 @@ POOLINGS: dict[Pooling, PoolingNames] = {
         'last = inputs["attention_mask"].sum(1) - 1\n'
         "vectors = outputs.last_hidden_state[torch.arange(len(last)), last]",
     ),
-    "splade": PoolingNames(
-        "",
-        "largest score of masked language modelling of each vocabulary entry, log(1 + relu) (SPLADE)",
-        f"{_MASK}vectors = outputs.logits.masked_fill(mask == 0, 0).max(1).values.relu().log1p()",
-    ),
+    **{
+        pooling: PoolingNames(
+            "",
+            f"{'sum' if strategy == 'sum' else 'largest'} of the tokens' scores of each vocabulary entry in masked language "
+            f"modelling, {'log(1 + log(1 + relu))' if activation == 'log1p_relu' else 'log(1 + relu)'} (SPLADE)",
+            f"{_MASK}scores = outputs.logits.masked_fill(mask == 0, 0).relu().log1p()"
+            f"{'.log1p()' if activation == 'log1p_relu' else ''}\n"
+            f"vectors = scores.{'sum(1)' if strategy == 'sum' else 'max(1).values'}",
+        )
+        for pooling, (strategy, activation) in SPLADE.items()
+    },
 }
 """The poolings in sentence-transformers' order."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxretr.config import Pooling, QueryWeights
+from jaxretr.config import SPLADE, Pooling, QueryWeights
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.hub.hf_files import read_json
 from jaxretr.models.hub.poolings import POOLINGS
@@ -169,8 +169,9 @@ def read(folder: Path) -> Modules:
 
 
 def has_static_queries(folder: Path) -> bool:
-    """Whether a folder has a Router with a SparseStaticEmbedding in its query route."""
-    return (folder / MODULES).exists() and _modules(folder)[1] is not None
+    """Whether a folder has a Router with a SparseStaticEmbedding."""
+    kinds = read_json(folder, ROUTER).get("types") if (folder / ROUTER).exists() else None
+    return isinstance(kinds, dict) and STATIC in map(_name, kinds.values())
 
 
 def _modules(folder: Path) -> tuple[dict[str, list[Path]], StaticQueries | None]:
@@ -277,11 +278,13 @@ def _pooling(folder: Path) -> Pooling:
 def _splade(path: Path, config: Mapping[str, Any]) -> Pooling:
     """Return the pooling of a SpladePooling module's settings."""
     how = config["pooling_strategy"], config.get("activation_function", "relu")
-    if how != ("max", "relu"):
-        raise UserError(
-            f"{path}: pooling_strategy {how[0]!r} with {how[1]!r} is not supported; supported: 'max' with 'relu'"
-        )
-    return "splade"
+    for pooling, stated in SPLADE.items():
+        if stated == how:
+            return pooling
+    raise UserError(
+        f"{path}: pooling_strategy {how[0]!r} with {how[1]!r} is not supported; supported: 'max' and 'sum' with 'relu' and "
+        "'log1p_relu'"
+    )
 
 
 def _dense(folder: Path) -> tuple[Params, Activation]:

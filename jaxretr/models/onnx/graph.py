@@ -1,10 +1,11 @@
 """An encoder as an ONNX graph, built from our parameters: nothing is traced, so the graph is exactly what is written here."""
 
 from collections.abc import Callable
-from typing import Any, Literal, assert_never
+from typing import Any
 
 import numpy as np
 
+from jaxretr.config import Pooling
 from jaxretr.models.backbones.backbone_config import BACKBONE, Backbone
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.layers import Params
@@ -75,7 +76,6 @@ def _embedding(graph: Graph, config: DualEncoderConfig, params: Params, x: str, 
         shown = graph.add("Add", x, graph.add("Unsqueeze", hidden, graph.integers(2)))
         pooled = graph.add("ReduceMax", shown, axes=[1], keepdims=0)
     else:
-        assert config.pooling != "splade"
         weights, divisor = _pooling_weights(graph, config.pooling, mask)
         weighted = graph.add("Mul", x, graph.add("Unsqueeze", weights, graph.integers(2)))
         pooled = graph.add("Div", graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0), divisor)
@@ -97,9 +97,7 @@ def _embedding(graph: Graph, config: DualEncoderConfig, params: Params, x: str, 
         graph.add("Identity", pooled, name=EMBEDDING)
 
 
-def _pooling_weights(
-    graph: Graph, pooling: Literal["mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], mask: str
-) -> tuple[str, str]:
+def _pooling_weights(graph: Graph, pooling: Pooling, mask: str) -> tuple[str, str]:
     """The names of the weights of the tokens' states, [batch, length], and of the divisor of their sum, [batch, 1]."""
 
     def total(x: str) -> str:
@@ -120,4 +118,4 @@ def _pooling_weights(
     if pooling == "lasttoken":
         last = graph.add("Cast", graph.add("Equal", number, count), to=graph.FLOAT)
         return graph.add("Mul", last, mask), graph.constant(1.0)
-    assert_never(pooling)
+    raise AssertionError(pooling)
