@@ -291,7 +291,7 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
 def test_help_says_what_may_be_typed_and_what_a_setting_is():
     text = settings_text(ART)
     assert (
-        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens,splade,splade_sum,splade_log1p,splade_sum_log1p}|None  (none)\n      Pooling of"
+        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens,splade,splade_sum,splade_log1p,splade_sum_log1p,unicoil}|None  (none)\n      Pooling of"
         in text
     )
     assert "--encoder.adapter JSON|None  (none)" in text and "--encoder.adapter.lora-rank INT  (0)" in text

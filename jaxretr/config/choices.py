@@ -28,6 +28,7 @@ Pooling = Literal[
     "splade_sum",
     "splade_log1p",
     "splade_sum_log1p",
+    "unicoil",
 ]
 # Poolings of masked language modelling's scores: sentence-transformers' pooling_strategy and activation_function of each.
 SPLADE: dict[Pooling, tuple[Literal["max", "sum"], Literal["relu", "log1p_relu"]]] = {

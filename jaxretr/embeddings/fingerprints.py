@@ -40,6 +40,8 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; older fingerprints lack it.
     config.pop("query_weights")  # The parameters tell it.
+    if not encoder.config.ignored_tokens:
+        config.pop("ignored_tokens")
     config.pop("prompts")  # They belong to other tasks.
     if not encoder.config.inner_dense:
         config.pop("inner_dense")

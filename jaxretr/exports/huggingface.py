@@ -32,6 +32,8 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
     """
     if config.query_weights:
         raise UserError("transformers has no place for query weights; use to=sentence-transformers")
+    if config.pooling == "unicoil":
+        raise UserError("transformers has no place for UniCOIL's head; use to=jaxretr, or to=pyserini for an index")
     layout = asked or ("dpr" if config.projection_size else "bert")
     if layout == "bert" and config.projection_size:
         raise UserError(

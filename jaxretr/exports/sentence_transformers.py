@@ -62,8 +62,13 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
 
     Returns:
       The note for jaxretr.json.
+
+    Raises:
+      UserError: the library has no module for the model, or no place for its vocabulary.
     """
     config = encoder.config
+    if config.pooling == "unicoil":
+        raise UserError("sentence-transformers has no module for UniCOIL; use to=jaxretr, or to=pyserini for an index")
     lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
     note = ExportNote(
         layout="sentence-transformers",

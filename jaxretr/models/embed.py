@@ -16,7 +16,13 @@ from jaxretr.models.backbones.backbone_config import BACKBONE, OWN, Backbone, ki
 from jaxretr.models.backbones.layers import Params, linear, matmuls_in, residual_in
 from jaxretr.models.backbones.masked_lm import fresh_head, masked_lm_shape, word_weights
 from jaxretr.models.backbones.packed_rows import are_packed, own_tokens
-from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS, question_weights
+from jaxretr.models.backbones.term_weights import (
+    QUERY_WEIGHTS,
+    TERM_HEAD,
+    new_term_head,
+    question_weights,
+    unicoil_weights,
+)
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 
@@ -74,6 +80,8 @@ class DualEncoderConfig:
     query_weights: QueryWeights | None = None
     """Whether a sparse encoder's questions are read by no encoder, each of their words having a weight of its own, which
     further training learns or keeps; None: an encoder reads them."""
+    ignored_tokens: tuple[int, ...] = ()
+    """Ids of the tokens that pooling "unicoil" gives no weight: the tokenizer's special ones."""
 
     @property
     def dense(self) -> tuple[tuple[str, DenseShape, int], ...]:
@@ -98,19 +106,20 @@ class DualEncoderConfig:
 
     @property
     def sparse(self) -> bool:
-        """Whether embeddings are weights of the vocabulary's entries, most of them 0 (SPLADE)."""
-        return self.pooling in SPLADE
+        """Whether embeddings are weights of the vocabulary's entries, most of them 0 (SPLADE, UniCOIL)."""
+        return self.pooling in SPLADE or self.pooling == "unicoil"
 
     def __post_init__(self) -> None:
         """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
         if self.sparse:
-            masked_lm_shape(self.backbone)
+            if self.pooling in SPLADE:
+                masked_lm_shape(self.backbone)
             if self.projection_size or self.inner_dense or self.truncate_dim or self.normalise:
                 raise UserError(
                     f"pooling '{self.pooling}' gives a weight to each entry of the vocabulary: leave projections, truncate_dim and "
                     "normalise out"
                 )
-        if self.query_weights and (not self.sparse or self.shared or self.adapter is not None):
+        if self.query_weights and (self.pooling not in SPLADE or self.shared or self.adapter is not None):
             raise UserError(
                 "query_weights take the place of a sparse encoder's question tower: give pooling 'splade', two towers "
                 "(shared False), and no adapter"
@@ -172,6 +181,12 @@ class DualEncoderConfig:
             except ValueError as error:
                 raise UserError(f"{where}: {error}; copy the folder again") from None
         return config
+
+
+def as_unicoil(config: DualEncoderConfig, ignored: tuple[int, ...] = ()) -> DualEncoderConfig:
+    """Return the configuration of an encoder with pooling "unicoil" in place of its own and of the layers after that."""
+    none: Any = {"projection_size": None, "projection_activation": "identity", "inner_dense": (), "truncate_dim": None}
+    return dataclasses.replace(config, **none, pooling="unicoil", normalise=False, ignored_tokens=ignored)
 
 
 def prompt_of(config: DualEncoderConfig, given: str | None) -> str | None:
@@ -249,7 +264,8 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
     Returns:
       {"shared": tower} or {"question": tower, "passage": tower}, float32. A tower is {"bert": the encoder's parameters}
       and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; with inner layers
-      {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as of `MlmHead`}; with adapters
+      {"inner_dense": {"0": ...}} in the same form; of a sparse encoder {"words_head": as of `MlmHead`}, or of UniCOIL
+      {"term_head": {"kernel": [D_bert, 1], "bias": [1]}}; with adapters
       {"adapter": as by `init_adapter`}. Two towers start equal, as they do from one pretrained encoder: a text's embeddings
       on both sides are then near each other. With `query_weights` the question tower is {"query_weights": [V]}, ones.
     """
@@ -267,7 +283,9 @@ def _init_tower(config: DualEncoderConfig, seed: int, name: str) -> Params:
         kernel = config.backbone.initializer_range * jax.random.normal(key, (inputs, shape.size), jnp.float32)
         dense[name] = {"kernel": kernel, "bias": jnp.zeros(shape.size, jnp.float32)}
     params |= unflatten_dict(dense, sep="/")
-    if config.sparse:
+    if config.pooling == "unicoil":
+        params[TERM_HEAD] = new_term_head(config.backbone.hidden_size)
+    elif config.sparse:
         params[WORDS_HEAD] = fresh_head(masked_lm_shape(config.backbone), seed)
     if config.adapter is not None:
         params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
@@ -363,6 +381,9 @@ def embed(
     settings = {"adapter": shape, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
     with matmuls_in(dtype), residual_in(residual):
         states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
+        if config.pooling == "unicoil":
+            size, head = config.backbone.vocab_size, tower_params[TERM_HEAD]
+            return unicoil_weights(head, states, tokens, lengths, config.ignored_tokens, size)
         if config.sparse:
             head, table = tower_params[WORDS_HEAD], backbone_params["word_embedding"]["table"]
             strategy, activation = SPLADE[config.pooling]

@@ -1,13 +1,17 @@
 """Weights of the vocabulary's entries that a text's own tokens have, without expansion, and those of questions that no
 encoder reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxretr.models.backbones.layers import Params, linear
 from jaxretr.models.backbones.packed_rows import are_packed, of_tokens, text_numbers, token_places
+
+TERM_HEAD = "term_head"
+"""Branch of a tower's parameters that holds the linear layer from a token's state to its weight (UniCOIL)."""
 
 QUERY_WEIGHTS = "query_weights"
 """Branch of the question tower's parameters, the only one, where a question's words have fixed weights: float32 [V]."""
@@ -22,7 +26,7 @@ def largest_of_terms(
       values: the tokens' weights, not negative, float32 [B, L].
       tokens: token ids, integers [B, L], padded or packed.
       lengths: int32 [B], or of packed rows [B, M].
-      counted: tokens that may give a weight, bool [B, L].
+      counted: tokens that may give a weight, bool [B, L]; padding gives none anyway.
       size: V.
 
     Returns:
@@ -30,6 +34,8 @@ def largest_of_terms(
     """
     b, width = tokens.shape
     texts = lengths.shape[1] if are_packed(lengths) else 1
+    filled = jnp.arange(width) < (lengths.sum(axis=1, keepdims=True) if are_packed(lengths) else lengths[:, None])
+    counted = counted & filled
     # The row of the result that each token is of; behind the last one for what gives no weight.
     text = text_numbers(lengths, width) if are_packed(lengths) else jnp.zeros((b, width), jnp.int32)
     same = (tokens[:, :, None] == tokens[:, None]) & (text[:, :, None] == text[:, None]) & counted[:, None]
@@ -56,9 +62,36 @@ def question_weights(weights: jax.Array, tokens: jax.Array, lengths: jax.Array) 
     width = tokens.shape[1]
     place = token_places(lengths, width)
     last = (of_tokens(lengths, lengths, width) if are_packed(lengths) else lengths[:, None]) - 1
-    filled = jnp.arange(width) < lengths.sum(axis=1, keepdims=True) if are_packed(lengths) else True
-    counted = (place > 0) & (place < last) & filled
+    counted = (place > 0) & (place < last)
     return largest_of_terms(jax.nn.relu(weights)[tokens], tokens, lengths, counted, len(weights))
+
+
+def new_term_head(size: int) -> Params:
+    """Return a head for states [D] with which every token weighs 1, so that texts are compared by the words they share."""
+    return {"kernel": jnp.zeros((size, 1), jnp.float32), "bias": jnp.ones(1, jnp.float32)}
+
+
+def unicoil_weights(
+    head: Params, states: jax.Array, tokens: jax.Array, lengths: jax.Array, ignored: Sequence[int], size: int
+) -> jax.Array:
+    """Return UniCOIL's weights of the words of each text (Lin & Ma 2021, arXiv 2106.14807, section 2).
+
+    w_v = max over the text's tokens i that are v of relu(W h_i + b); 0 of all words that it has not.
+
+    Args:
+      head: kernel [D, 1] and bias [1].
+      states: states of the last layer, float32 [B, L, D].
+      tokens: token ids, integers [B, L], padded or packed.
+      lengths: int32 [B], or of packed rows [B, M].
+      ignored: ids that never have a weight, such as [CLS].
+      size: V.
+
+    Returns:
+      float32 [B, V], of packed rows [B * M, V].
+    """
+    values = jax.nn.relu(linear(head, states))[..., 0]
+    counted = ~jnp.isin(tokens, jnp.array(ignored, jnp.int32))
+    return largest_of_terms(values, tokens, lengths, counted, size)
 
 
 def questions_on_host(weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

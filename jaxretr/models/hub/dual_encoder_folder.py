@@ -12,9 +12,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import SPLADE, Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
+from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
-from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.backbones.term_weights import TERM_HEAD, new_term_head
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, as_unicoil
 from jaxretr.models.hub import adapter_folder, adapter_formats, sentence_transformers
 from jaxretr.models.hub.encoder_params import check_sizes
 from jaxretr.models.hub.export_note import FORMAT as EXPORT_FORMAT
@@ -60,6 +62,9 @@ def load(
       The model's parts.
     """
     file = Path(path_or_name).expanduser()
+    if pooling == "unicoil":
+        loaded = load(path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared)
+        return loaded if loaded.config.pooling == pooling else _weighing_terms(loaded, path_or_name)
     if file.is_file():
         if tokenizer is None or file.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
             refuse_file(file)
@@ -161,6 +166,24 @@ def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded
             f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
         )
     return loaded
+
+
+def _weighing_terms(loaded: Loaded, where: Any) -> Loaded:
+    """Return a model's encoder with a new head for the weights of a text's own tokens, in place of its pooling and layers."""
+    note(
+        _log.warning, "%s: every word weighs 1 in its vectors of pooling 'unicoil' until a run has trained them", where
+    )
+    if loaded.config.query_weights:
+        raise UserError(f"{where}: has query weights, which pooling 'unicoil' has no place for; leave pooling out")
+    head = jax.tree.map(np.asarray, new_term_head(loaded.config.backbone.hidden_size))
+    keep = (BACKBONE, "adapter")
+    towers = {
+        name: {**{part: tower[part] for part in keep if part in tower}, TERM_HEAD: jax.tree.map(np.copy, head)}
+        for name, tower in loaded.params.items()
+    }
+    config = as_unicoil(loaded.config, tuple(sorted(loaded.tokenizer.all_special_ids)))
+    guessed = tuple(name for name in loaded.guessed if name not in ("pooling", "normalise"))
+    return Loaded(config, towers, loaded.tokenizer, None, guessed)
 
 
 def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:

@@ -7,7 +7,7 @@ from typing import Any
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.models.backbones.t5 import T5Config
-from jaxretr.models.embed import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig, as_unicoil
 from jaxretr.models.hub import adapter_formats
 from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import is_ours, load, model_folder, states_use
@@ -114,6 +114,9 @@ def encoder_shape(
     Raises:
       UserError: neither a folder, nor a model in the hub's cache or on the hub, nor a known one.
     """
+    if pooling == "unicoil":
+        config = encoder_shape(path, passage_path=passage_path, shared=shared)
+        return config if config.pooling == pooling else as_unicoil(config)
     file = Path(path).expanduser()
     folder = model_folder(file) if file.is_dir() else None
     if folder is not None and is_ours(folder):

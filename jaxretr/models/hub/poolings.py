@@ -61,5 +61,8 @@ POOLINGS: dict[Pooling, PoolingNames] = {
         )
         for pooling, (strategy, activation) in SPLADE.items()
     },
+    "unicoil": PoolingNames(
+        "", "weight of each token of the text, relu of a linear layer, the largest of equal ones (UniCOIL)", ""
+    ),
 }
 """The poolings in sentence-transformers' order."""

@@ -51,7 +51,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"word_embedding\.table", P(None, (DATA, MODEL))),
     (r"(position_embedding|type_embedding)\.table", REPLICATED),
     (r"(embedding_)?norm\.(scale|bias)", REPLICATED),
-    (r"(projection|inner_dense\.\d+)\.(kernel|bias)", REPLICATED),
+    (r"(projection|term_head|inner_dense\.\d+)\.(kernel|bias)", REPLICATED),
     # Every column of the adapted layer needs all of an adapter.
     (r"(lora\.\w+|parallel)\.down\.kernel", P(None, DATA, None)),
     (r"(lora\.\w+|parallel)\.up\.kernel", P(None, None, DATA)),

@@ -116,6 +116,8 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     else:
         tokenizer = load_tokenizer(config.path)
         settings = _fresh(config, config.fresh, vocabulary_size(tokenizer))
+        if settings.pooling == "unicoil":
+            settings = dataclasses.replace(settings, ignored_tokens=tuple(sorted(tokenizer.all_special_ids)))
         model = DualEncoder(settings, init_params(settings, seed), tokenizer)
     settings = encoder_config(config, model.config)
     if settings.query_weights and not model.config.query_weights:
