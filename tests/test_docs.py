@@ -44,6 +44,7 @@ RUN_BY = {
     "data inspect": "cli/test_data_command.py",
     "data validate": "cli/test_data_command.py",
     "debug replay": "training/runs/test_loss_watch.py",
+    "doctor": "cli/test_doctor.py",
     "encode": "cli/test_cli.py",
     "evaluate --answers": "cli/test_cli.py",
     "evaluate --beir": "cli/test_cli.py",

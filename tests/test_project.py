@@ -1,6 +1,7 @@
 """The project's own files: requirements, extras, the wheel and the Makefile."""
 
 import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import jaxretr
-from jaxretr.runtime.errors import import_extra
+from jaxretr.runtime import extras
+from jaxretr.runtime.errors import UserError, import_extra
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,6 +68,31 @@ def test_extras_named_in_errors_exist() -> None:
                 named[path.name] = ast.literal_eval(call.args[1])
     assert named
     assert set(named.values()) <= set(EXTRAS), named
+
+
+@pytest.mark.parametrize("extra", extras.EXTRAS)
+def test_a_missing_extra_is_an_error_with_the_command_that_installs_it(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in extras.EXTRAS[extra].modules:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            assert not extras.is_installed(extra)
+            with pytest.raises(UserError, match=re.escape(f"pip install 'jaxretr[{extra}]'")):
+                import_extra(module, extra)
+
+
+def test_the_table_of_extras_is_that_of_the_package_and_of_the_documentation() -> None:
+    assert set(extras.EXTRAS) == set(EXTRAS)
+    page = (ROOT / "docs/get_started.md").read_text()
+    assert not [name for name in EXTRAS if f"`{name}`" not in page]
+    installed_by = importlib.metadata.packages_distributions()
+    for name in set(EXTRAS) - {"cuda", "tpu"}:  # of jax's own extras
+        extra = extras.EXTRAS[name]
+        required = {canonicalize_name(requirement.name) for file in EXTRAS[name] for requirement in requirements(file)}
+        for module in extra.modules:
+            found = {canonicalize_name(distribution) for distribution in installed_by.get(module, required)}
+            assert required & found, f"{name} does not install {module}"
 
 
 def imported(folder: Path) -> dict[str, str]:

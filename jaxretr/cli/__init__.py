@@ -51,6 +51,7 @@ _OPTIONS = (
     "verify",
     "data",
     "analyse",
+    "doctor",
     "debug_replay",
 )
 # Commands that have actions, and that also do something without one.

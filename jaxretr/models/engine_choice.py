@@ -29,6 +29,16 @@ _BATCH_TOKENS_INT8 = 1024
 _LONG_ROW = 2048
 
 
+def prefers_blas() -> bool:
+    """Whether float32 encoders with BERT's layers run in numpy's BLAS: where JAXRETR_ENGINE says so, or it is faster.
+
+    Raises:
+      UsageError: JAXRETR_ENGINE names no engine.
+    """
+    chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
+    return chosen == "host" or (chosen == "auto" and jax.default_backend() == "cpu" and blas_beats_xla())
+
+
 def choose_engine(
     config: DualEncoderConfig,
     tower_params: Params,
@@ -49,11 +59,10 @@ def choose_engine(
     """
     if QUERY_WEIGHTS in tower_params:
         return HostEngine(questions_on_host(jax.device_get(tower_params[QUERY_WEIGHTS])))
-    chosen = environment_choice(ENGINE_VARIABLE, _ENGINES)
     if dtype == "int8":
         from jaxretr.models.onnx.int8 import embed_in_int8
 
-        if chosen != "auto":
+        if (chosen := environment_choice(ENGINE_VARIABLE, _ENGINES)) != "auto":
             raise UsageError(f"{ENGINE_VARIABLE}={chosen} is not for int8, which ONNX Runtime computes; set it to auto")
 
         def exact(rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -63,15 +72,14 @@ def choose_engine(
         return HostEngine(
             embed_in_int8(config, tower_params, sample, exact), batch_tokens=_BATCH_TOKENS_INT8, pads=True
         )
-    faster = chosen == "auto" and jax.default_backend() == "cpu" and blas_beats_xla()
-    if dtype == "float32" and (chosen == "host" or faster):
+    if dtype == "float32" and prefers_blas():
         from jaxretr.models.backbones import host_bert  # Numba takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
         # Any other pooling goes through XLA until it is written below as well.
         if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.backbone):
             return HostEngine(embed_on_host(config, jax.device_get(tower_params)))
-    if chosen == "host":
+    if environment_choice(ENGINE_VARIABLE, _ENGINES) == "host":
         raise UsageError(
             f"{ENGINE_VARIABLE}=host is for float32, BERT's layers and pooling 'cls' or 'mean'; set it to padded or packed"
         )

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
+from jaxretr.runtime.extras import requirement
+
 
 class UserError(Exception):
     """Bad input or a failed run: the command line prints the message alone and exits with `exit_code`."""
@@ -71,9 +73,9 @@ def import_extra(module: str, extra: str) -> ModuleType:
       extra: the extra of this package that installs it.
 
     Raises:
-      UserError: the package is not installed; the message names the extra.
+      UserError: the package is not installed; the message names the command that installs the extra.
     """
-    return import_package(module, f"'jaxretr[{extra}]'")
+    return import_package(module, requirement(extra))
 
 
 def import_package(module: str, package: str) -> ModuleType:

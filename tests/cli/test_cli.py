@@ -36,6 +36,7 @@ QRELS = tiny.DATA / "qrels/train.tsv"
 REPOSITORY = Path(__file__).parents[2]
 COMMANDS = (
     "quickstart",
+    "doctor",
     "train",
     "sweep",
     "encode",

@@ -13,6 +13,7 @@ from jaxretr.indexes.certified.engine import Proposed
 from jaxretr.indexes.certified.instructions import load_scann
 from jaxretr.indexes.certified.process import peak_of_job
 from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.extras import requirement
 from jaxretr.runtime.parallel.machine import cpu_threads
 
 # Rows that are hashed at a time.
@@ -37,7 +38,7 @@ class ScannEngine:
 
     def require(self) -> None:
         if problem := process.scann_problem():
-            raise UserError(f"ScaNN cannot be used here: {problem}; run: pip install 'jaxretr[scann]'")
+            raise UserError(f"ScaNN cannot be used here: {problem}; run: pip install {requirement('scann')}")
 
     def model_files(self, tree: bool) -> list[str]:
         return [worker.CONFIG, *worker.model_files(tree)]

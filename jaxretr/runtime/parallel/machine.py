@@ -3,6 +3,7 @@
 import functools
 import os
 import platform
+from pathlib import Path
 
 
 def cpu_name() -> str:
@@ -14,6 +15,15 @@ def cpu_name() -> str:
 def cpu_threads() -> int:
     """Return the number of threads that this process may run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota() -> float | None:
+    """Return the processors' worth of time that the container may use; None: it has no limit that Linux states."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(limit) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
 
 
 @functools.cache

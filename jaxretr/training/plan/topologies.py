@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxretr.runtime.errors import UserError, did_you_mean, import_extra
+from jaxretr.runtime.extras import requirement
 
 
 class Chip(NamedTuple):
@@ -139,7 +140,7 @@ def _gpus(name: str, kind: str, count: int) -> Devices:
             ).devices
     except NotImplementedError as error:
         raise UserError(
-            f"topology={name}: JAX's plugin for CUDA is not installed; run: pip install 'jaxretr[cuda]'"
+            f"topology={name}: JAX's plugin for CUDA is not installed; run: pip install {requirement('cuda')}"
         ) from error
     return Devices(list(devices), kind, count, name)
 
