@@ -38,6 +38,7 @@ RUN_BY = {
     "assemble": "cli/test_domain_commands.py",
     "bm25": "cli/test_cli.py",
     "combine": "cli/test_combined_commands.py",
+    "completion": "cli/test_completion.py",
     "configs": "cli/test_cli.py",
     "data build": "data_reading/test_tfds_builder.py",
     "data convert": "cli/test_data_command.py",

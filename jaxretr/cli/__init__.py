@@ -52,6 +52,7 @@ _OPTIONS = (
     "data",
     "analyse",
     "doctor",
+    "completion",
     "debug_replay",
 )
 # Commands that have actions, and that also do something without one.
@@ -59,7 +60,7 @@ _WITHOUT_ACTION = ("adapt", "mine", "serve")
 # Commands where the next word may be an action or an argument.
 _TAKES_A_WORD = ("adapt", "serve")
 # Commands that take the settings of a CONFIG as --section.key VALUE.
-_WITH_SETTINGS = ("train", "sweep")
+WITH_SETTINGS = ("train", "sweep")
 # What `jaxretr` alone prints.
 _FIRST_SCREEN = """\
 jaxretr trains, evaluates, exports and serves dense passage retrievers.
@@ -135,7 +136,7 @@ def _spoken(args: argparse.Namespace, message: str) -> str:
     """The message with what the user types for each parameter, and each setting of a config, that it names."""
     name = f"{args.command} {args.action}" if "action" in args else args.command
     words, settings = build_parser(args.command)[1][name].words, []
-    if args.command in _WITH_SETTINGS:
+    if args.command in WITH_SETTINGS:
         from jaxretr.config import all_settings
 
         names = [setting.replace("-", "_") for setting in all_settings()]
@@ -208,7 +209,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser, rest = commands[name], words[len(name.split()) :]
     # Before argparse, which would report the option that is missing, not the one that is misspelt.
     _check_options(name, parser, rest)
-    if name in _WITH_SETTINGS:
+    if name in WITH_SETTINGS:
         return _parse_with_settings(name, parser, rest)
     if commands.actions(name) and name not in _WITHOUT_ACTION and not {"-h", "--help"} & set(rest):
         raise UsageError(f"the following arguments are required: ACTION; see: jaxretr {name} --help")
@@ -281,7 +282,7 @@ def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
     # Without --help, which a message without a suggestion names in any case.
     known = [name for name in parser.options if name.startswith("--") and name != "--help"]
     sections: list[str] = []
-    if command in _WITH_SETTINGS:
+    if command in WITH_SETTINGS:
         from jaxretr.config import KINDS, all_settings, nearest_setting
 
         sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
@@ -300,8 +301,8 @@ def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
             continue
         # The settings of a CONFIG, --section.key, are checked once the config has been read.
         setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
-        if word.startswith("--") and not (command in _WITH_SETTINGS and setting):
-            if command in _WITH_SETTINGS:
+        if word.startswith("--") and not (command in WITH_SETTINGS and setting):
+            if command in WITH_SETTINGS:
                 hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
             else:
                 hint = did_you_mean(name, known)

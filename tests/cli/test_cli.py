@@ -37,6 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 COMMANDS = (
     "quickstart",
     "doctor",
+    "completion",
     "train",
     "sweep",
     "encode",
