@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart serve reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all test-gpu mutations lint format bench docs notebooks clean
+.PHONY: help quickstart serve reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all test-gpu mutations lint format bench docs notebooks wheel matrix clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -107,6 +107,25 @@ docs: .venv/.installed-docs ## the documentation, in docs/_build/html; a warning
 NOTEBOOKS ?= notebooks/*.ipynb
 notebooks: .venv/.installed-dev ## execute the notebooks and save their outputs in them
 	$(BIN)/python docs/execute.py $(NOTEBOOKS)
+
+wheel: .venv/.installed-dev ## the wheel and the source archive, in dist/, built from the archive and checked
+	rm -rf build dist
+	$(BIN)/uv build --quiet
+	$(BIN)/twine check --strict dist/jaxretr-*
+	WHEEL=$$(echo dist/jaxretr-*.whl) $(BIN)/python -m pytest tests/test_wheel.py
+
+# Each in an empty environment outside of the clone; uv finds a Python or downloads it. MATRIX takes paths of Pythons as well.
+MATRIX ?= 3.11 3.12 3.13
+matrix: | $(BIN)/uv ## install dist/'s wheel alone with each Python of MATRIX, and encode
+	@uv=$(abspath $(BIN)/uv) wheel=$$(realpath dist/jaxretr-*.whl) && for python in $(MATRIX); do \
+	  folder=$$(mktemp -d) && cd $$folder && $$uv venv --quiet --python $$python .venv && \
+	  $$uv pip install --quiet --python .venv/bin/python $$wheel && .venv/bin/jaxretr --help >help && \
+	  echo '{"_id": "1", "title": "Mars", "text": "The fourth planet."}' >corpus.jsonl && \
+	  encoder=$$(.venv/bin/python -c 'import jaxretr.assets; print(jaxretr.assets.ENCODER_SMALL)') && \
+	  .venv/bin/jaxretr encode $$encoder --corpus corpus.jsonl --out embeddings && \
+	  .venv/bin/python -c 'import sys, jax, jaxretr; print(*sys.version.split()[:1], "jax", jax.__version__, "jaxretr", jaxretr.__version__)' && \
+	  rm -rf $$folder || exit; \
+	done
 
 clean: ## remove .venv and all that was built
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache mutants build dist *.egg-info

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -168,6 +169,21 @@ def test_a_wheel_finds_its_configs_and_an_editable_install_its_package_beside_th
     command = [sys.executable, "-S", "-c", code]  # without the environment's own installation
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == str(source / "jaxretr/__init__.py")
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {jaxretr.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_workflows_call_targets_that_exist_and_only_publishing_may_sign() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text())["jobs"]
+        called = {
+            step["run"].split()[1] for job in jobs.values() for step in job["steps"] if "make " in step.get("run", "")
+        }
+        assert called <= targets
+        assert {name for name, job in jobs.items() if "permissions" in job} <= {"publish", "deploy"}
 
 
 def test_no_large_file_but_assets() -> None:
