@@ -15,7 +15,9 @@ EXTRAS = {
     "cuda": Extra("NVIDIA GPUs", ("jax_cuda12_plugin",)),
     "tpu": Extra("TPUs", ("libtpu",)),
     "scann": Extra("approximate search with ScaNN (Linux)", ("scann",)),
-    "export": Extra("exports to ONNX, StableHLO and FAISS; encoding in int8", ("onnx", "onnxruntime", "flatbuffers", "faiss")),
+    "export": Extra(
+        "exports to ONNX, StableHLO and FAISS; encoding in int8", ("onnx", "onnxruntime", "flatbuffers", "faiss")
+    ),
     "serve": Extra("the HTTP service", ("fastapi", "uvicorn", "prometheus_client", "limits", "mcp")),
     "pgvector": Extra("indexes in PostgreSQL with pgvector", ("psycopg", "pgvector")),
     "lance": Extra("indexes in a LanceDB folder", ("lancedb",)),
