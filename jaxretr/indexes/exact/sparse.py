@@ -22,6 +22,9 @@ from jaxretr.runtime.progress import Progress
 # Passages whose vectors exist with all their dimensions at a time.
 _ROWS = 512
 
+# Postings of a part of `SparseIndexes`, about.
+_POSTINGS = 1 << 22
+
 
 class SparseIndex:
     """The inverted index of N sparse vectors without negative numbers, in memory: 8 bytes a number that is not 0.
@@ -90,17 +93,55 @@ class SparseIndex:
         return scores, rows
 
 
-def of_corpus(
-    encoder: TextEncoder, corpus: Corpus, batch_size: int | None
-) -> Callable[[np.ndarray, int], tuple[np.ndarray, Sequence[Sequence[str]]]]:
-    """Encode a corpus with a sparse encoder; return a function that finds the ids of k passages for vectors [B, D]."""
+class SparseIndexes:
+    """`SparseIndex` in parts, of which each is built alone: building one takes several times the memory that it has then."""
+
+    def __init__(self, rows: Iterable[SparseRows], dim: int):
+        self._parts, group, postings = list[SparseIndex](), list[SparseRows](), 0
+        for block in rows:
+            group.append(block)
+            postings += len(block.entries)
+            if postings >= _POSTINGS:
+                self._parts.append(SparseIndex(group, dim))
+                group, postings = [], 0
+        if group:
+            self._parts.append(SparseIndex(group, dim))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def search_rows(
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `SparseIndex`."""
+        scores, rows, first = list[np.ndarray](), list[np.ndarray](), 0
+        for part in self._parts:
+            of_part = None if allowed is None else allowed[first : first + len(part)]
+            found, own = part.search_rows(queries, k, of_part)
+            scores.append(found)
+            rows.append(np.where(own < 0, own, own + first))
+            first += len(part)
+        joined, all_rows = np.concatenate(scores, axis=1), np.concatenate(rows, axis=1)
+        best = np.argsort(-joined, axis=1, kind="stable")[:, :k]  # Of equal scores the lowest row is first already.
+        return np.take_along_axis(joined, best, axis=1), np.take_along_axis(all_rows, best, axis=1)
+
+
+def rows_of_corpus(encoder: TextEncoder, corpus: Corpus, batch_size: int | None) -> list[SparseRows]:
+    """Encode a corpus with a sparse encoder, block by block."""
     spans = [range(start, min(start + _ROWS, len(corpus))) for start in range(0, len(corpus), _ROWS)]
     with Progress(len(corpus), "passage", "encoded") as progress:
         pieces = ([corpus[row] for row in span] for span in spans)
         found = encoder.encode_pieces(
             "passage", pieces, batch_size=batch_size, total=len(corpus), advance=progress.advance
         )
-        index = SparseIndex((SparseRows.of(vectors) for vectors, _ in found), encoder.config.embedding_size)
+        return [SparseRows.of(vectors) for vectors, _ in found]
+
+
+def of_corpus(
+    encoder: TextEncoder, corpus: Corpus, batch_size: int | None
+) -> Callable[[np.ndarray, int], tuple[np.ndarray, Sequence[Sequence[str]]]]:
+    """Encode a corpus with a sparse encoder; return a function that finds the ids of k passages for vectors [B, D]."""
+    index = SparseIndex(rows_of_corpus(encoder, corpus, batch_size), encoder.config.embedding_size)
 
     def search(vectors: np.ndarray, k: int) -> tuple[np.ndarray, Sequence[Sequence[str]]]:
         scores, rows = index.search_rows(vectors, k)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxretr.config import ArtConfig, ContrastiveConfig
@@ -162,6 +163,17 @@ class CorpusPrograms:
         )
         if live:
             return [search]
+        if self.program.encoder.sparse:
+            rows = jax.ShapeDtypeStruct((self.whole.sparse_batch,), jnp.int32)
+            groups = {**_weights(state), TOKENS: self.whole.passages}
+            encode = "encode", f"for every {rows.size} passages of an evaluation", self.whole.embed_rows
+            asked = state.weights, questions.tokens, questions.lengths
+            return [
+                Planned(*encode, (state.weights, self.whole.passages, rows), groups),
+                search._replace(
+                    program=self.whole.embed_questions, arguments=asked, groups={**_weights(state), BATCH: questions}
+                ),
+            ]
         return [self._encode("encode", "every evaluation that finds no fresh index", state, searched, name), search]
 
     def _encode(self, name: str, when: str, state: TrainState, index: CorpusState, group: str) -> Planned:

@@ -24,7 +24,7 @@ from jaxretr.training.runs.run_examples import RunExamples, read_run_examples
 from jaxretr.training.runs.run_inputs import digest
 from jaxretr.training.runs.suites import shared_means
 from jaxretr.training.runs.whole_corpus import CorpusPart, DevSet, Judged, Model, WholeCorpus
-from jaxretr.training.state import CorpusState, TrainState
+from jaxretr.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -185,11 +185,11 @@ class DevSets(DevSet):
         """See `DevSet`."""
         return digest({name: each.digest() for name, each in self.sets.items()})
 
-    def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
+    def metrics(self, train: TrainState, whole: WholeCorpus, live: Any = None) -> dict[str, float]:
         """See `DevSet`; the corpora are encoded once."""
         if not self.sets:
             return {}
-        fresh = self.fresh(train, whole, live)
+        fresh = whole.searchable(train, live)
         found = {name: each.metrics(train, whole, fresh) for name, each in self.sets.items()}
         of_sets = {f"{name}:{metric}": value for name, metrics in found.items() for metric, value in metrics.items()}
         return {**of_sets, **shared_means([*found.values()])}

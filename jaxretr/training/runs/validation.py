@@ -24,17 +24,14 @@ from jaxretr.config import Validation
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, put_rows
 from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.example_draws import known_contents
 from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, put_batch, question_store
-from jaxretr.training.state import CorpusTokens, ProductCodes, TrainState
+from jaxretr.training.state import ProductCodes, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.training.steps.index_aware import loss_on_index
-from jaxretr.training.steps.live_index import fetch_rows
 
 # Number of rows that each device embeds, and of questions that are ranked, at a time.
 _ROWS = 64
@@ -79,8 +76,8 @@ class ValidationSet:
         self._known = _known(examples, text_ids, judged=program.negatives.mask_known_positives)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
-        self._embed_questions = _make_embed(program, mesh)
-        self._embed_rows = _make_embed_rows(program, mesh)
+        self._embed_questions = whole.embed_questions
+        self._embed_rows = whole.embed_rows
         self._count_above = _make_count_above(mesh)
         self._loss_of_batch = _make_loss(program)
 
@@ -145,43 +142,6 @@ class ValidationSet:
             rows[: min(batch, len(self._embedded) - start)] = self._embedded[start : start + batch]
             found.append(np.asarray(self._embed_rows(params, self.whole.passages, rows)))
         return np.concatenate(found)[: len(self._embedded)]
-
-
-def _make_embed(program: ContrastiveProgram, mesh: Mesh):
-    """embed(params, tokens [n, L], lengths [n]) -> float32 [n, D] of questions, on all devices."""
-
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA)),
-        out_specs=P(),
-    )
-    def embed_questions(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
-        return lax.all_gather(q, DATA, tiled=True, to="invarying")
-
-    return embed_questions
-
-
-def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
-    """embed(params, passages, rows int32 [n]) -> float32 [n, D] of corpus rows, on all devices."""
-
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P()),
-        out_specs=P(),
-    )
-    def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
-        found = jax.tree.map(lambda values: values[:, 0], fetch_rows(passages, rows[:, None]))
-        p = embed(program.encoder, tower(params, "passage"), found.tokens, found.lengths, **program.numbers)
-        return lax.all_gather(p, DATA, tiled=True, to="invarying")
-
-    return embed_rows
 
 
 def _known(examples: TrainingSet, text_ids: np.ndarray, *, judged: bool) -> np.ndarray:

@@ -3,9 +3,9 @@
 import functools
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,10 @@ from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
+from jaxretr.embeddings.vector_files import SparseRows
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.indexes.topk import NO_ROW
+from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
 from jaxretr.models.dual_encoder import DualEncoder
@@ -37,14 +39,19 @@ from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, wi
 from jaxretr.training.runs.encoder_start import JointModel
 from jaxretr.training.runs.run_inputs import judged_digest
 from jaxretr.training.state import CorpusState, TokenRows, TrainState
-from jaxretr.training.steps.index_refresh import make_refresh, make_rolling_refresh
-from jaxretr.training.steps.live_index import IndexProgram, make_search
+from jaxretr.training.steps.index_refresh import make_embed_rows, make_refresh, make_rolling_refresh
+from jaxretr.training.steps.live_index import IndexProgram, make_embed_questions, make_search
 from jaxretr.training.steps.widths import passage_widths
+
+if TYPE_CHECKING:  # It brings Numba along, which dense encoders do without.
+    from jaxretr.indexes.exact.sparse import SparseIndexes
 
 log = logging.getLogger(__name__)
 
 EVALUATED_DEPTH = 100
 EVALUATION_BATCH = 128
+# Passages of a sparse encoder that each device encodes at a time, with all dimensions.
+SPARSE_ROWS = 64
 
 
 class Model(Protocol):
@@ -89,6 +96,11 @@ class WholeCorpus:
             make_search(program, mesh, min(depth, program.corpus_rows))
             for depth in (EVALUATED_DEPTH, EVALUATED_DEPTH + 1)
         )
+        self.program, self.embed_rows, self.embed_questions = (
+            program,
+            make_embed_rows(program, mesh),
+            make_embed_questions(program, mesh),
+        )
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
         self._is_fresh = jax.jit(
             lambda encoded_at, step: (encoded_at == step).all(),
@@ -112,6 +124,61 @@ class WholeCorpus:
     def encode(self, train: TrainState) -> CorpusState:
         """Return a new index of all passages, encoded with the current weights."""
         return self.refresh_program(train.weights, self.passages, self._new_index(), train.step)
+
+    def searchable(
+        self, train: TrainState, live: "CorpusState | SparseIndexes | None"
+    ) -> "CorpusState | SparseIndexes":
+        """Return the live index if it is fresh, otherwise a new one: of a sparse encoder an inverted index of the passages that
+        are searched, in host memory, with all dimensions of a block's vectors alone."""
+        if live is not None and (not isinstance(live, CorpusState) or self.is_fresh(train, live)):
+            return live
+        if not self.program.encoder.sparse:
+            return self.encode(train)
+        from jaxretr.indexes.exact.sparse import SparseIndexes
+
+        return SparseIndexes(self._sparse_rows(train), self.program.encoder.embedding_size)
+
+    @property
+    def sparse_batch(self) -> int:
+        """Number of passages of a sparse encoder that are encoded at a time."""
+        return SPARSE_ROWS * self.mesh.shape[DATA]
+
+    def _sparse_rows(self, train: TrainState) -> Iterator[SparseRows]:
+        batch, count = self.sparse_batch, self.program.corpus_rows
+        for start in range(0, count, batch):
+            rows = np.full(batch, NO_PASSAGE, np.int32)
+            rows[: min(batch, count - start)] = np.arange(start, min(start + batch, count))
+            vectors = np.asarray(self.embed_rows(train.weights, self.passages, rows))
+            yield SparseRows.of(vectors[: count - start])
+
+    def find(
+        self,
+        train: TrainState,
+        index: "CorpusState | SparseIndexes",
+        questions: TokenRows,
+        allowed: jax.Array | None,
+        *,
+        deeper: bool,
+    ) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:
+        """Search for a batch of questions.
+
+        Args:
+          train: the weights.
+          index: as `searchable` returns it.
+          questions: tokens [B, L] and lengths [B] on the devices.
+          allowed: the rows that may be found, bool [N]; None: all.
+          deeper: whether to return one hit more than `EVALUATED_DEPTH`.
+
+        Returns:
+          Scores, float32 [B, k], and rows, int32 [B, k]; NO_ROW where no passage is left.
+        """
+        if isinstance(index, CorpusState):
+            search = self.search_deeper if deeper else self.search
+            return search(train.weights, index, questions.tokens, questions.lengths, allowed)
+        vectors = np.asarray(self.embed_questions(train.weights, questions.tokens, questions.lengths))
+        mask = None if allowed is None else to_host(allowed)[: len(index)]
+        scores, rows = index.search_rows(vectors, EVALUATED_DEPTH + deeper, mask)
+        return scores, np.where(rows < 0, NO_ROW, rows)
 
     def abstract_index(self) -> CorpusState:
         """Return the index's shapes and shardings."""
@@ -202,7 +269,9 @@ class DevSet:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
             self._rows["typo_"] = question_store(stores, misspelt, model, prompt)
 
-    def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
+    def metrics(
+        self, train: TrainState, whole: WholeCorpus, live: "CorpusState | SparseIndexes | None" = None
+    ) -> dict[str, float]:
         """Return retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
 
         Metrics of the misspelt questions have names that begin with "typo_".
@@ -210,41 +279,35 @@ class DevSet:
         Args:
           train: the weights.
           whole: the corpus.
-          live: the live index, if there is one. It is searched if it is fresh; if parts of it are old, the corpus is
-            encoded once more, since the metrics must not depend on its age.
+          live: the live index, if there is one, or the result of `searchable`. It is searched if it is fresh; if parts of it
+            are old, the corpus is encoded once more, since the metrics must not depend on its age.
         """
         if not self.questions:
             return {}
-        fresh = self.fresh(train, whole, live)
+        fresh = whole.searchable(train, live)
         return {
             prefix + name: value
             for prefix, rows in self._rows.items()
             for name, value in self._of_rows(rows, train, whole, fresh).items()
         }
 
-    @staticmethod
-    def fresh(train: TrainState, whole: WholeCorpus, live: CorpusState | None) -> CorpusState:
-        """Return the live index if it is fresh, otherwise a new one."""
-        return live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
-
     def digest(self) -> str:
         """Return a digest of the questions with their answers and judgements."""
         return judged_digest(self.questions, self.qrels)
 
     def _of_rows(
-        self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
+        self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: "CorpusState | SparseIndexes"
     ) -> dict[str, float]:
         batch = evaluation_batch(self.mesh)
         # One more hit, to replace a question that is itself a passage.
-        search = whole.search_deeper if (self._own >= 0).any() else whole.search
-        found = []
+        deeper, found = bool((self._own >= 0).any()), []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
             allowed = None if self.part is None else self.part.allowed
-            found.append(search(train.weights, index, *put_batch(self.mesh, rows), allowed))
+            asked = TokenRows(*put_batch(self.mesh, rows))
+            found.append(whole.find(train, index, asked, allowed, deeper=deeper))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
-        if self.part is not None:
-            rows = np.where(rows == NO_ROW, -1, rows - self.part.first)
+        rows = np.where(rows == NO_ROW, -1, rows - (0 if self.part is None else self.part.first))
         count = len(self.questions)
         return self.measured(*without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH))
 

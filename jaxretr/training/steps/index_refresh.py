@@ -18,7 +18,7 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.parallel.split_parameters import longest_row
 from jaxretr.training.state import CorpusState, CorpusTokens
 from jaxretr.training.steps.blocks import block_size, block_start, num_blocks
-from jaxretr.training.steps.live_index import IndexProgram
+from jaxretr.training.steps.live_index import IndexProgram, fetch_rows
 from jaxretr.training.steps.packed_chunks import PackedForm, Packing
 from jaxretr.training.steps.widths import chosen_widths
 
@@ -60,6 +60,44 @@ def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Calla
         return CorpusState(embeddings, index.encoded_at.at[rows].set(step, mode="drop"))
 
     return _compiled(refresh, program, mesh)
+
+
+def make_embed_rows(program: IndexProgram, mesh: Mesh) -> Callable[..., jax.Array]:
+    """Build the compiled program that encodes some passages, dropout off.
+
+    Returns:
+      embed(params, passages, rows int32 [n]) -> float32 [n, D] of corpus rows, the same on all devices; n is a multiple of
+      them, and NO_PASSAGE stands for no row.
+    """
+
+    @device_jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P()),
+        out_specs=P(),
+    )
+    def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
+        found = jax.tree.map(lambda values: values[:, 0], fetch_rows(passages, rows[:, None]))
+        widths = chosen_widths(passages.width, program.passage_widths)
+        p = _embed_cut(program, tower(params, "passage"), found.tokens, found.lengths, widths)
+        return lax.all_gather(p, DATA, tiled=True, to="invarying")
+
+    return embed_rows
+
+
+def _embed_cut(
+    program: IndexProgram, weights: Params, tokens: jax.Array, lengths: jax.Array, widths: tuple[int, ...]
+) -> jax.Array:
+    """Embed passages [n, L], cut to the first of the widths that holds the longest of them."""
+
+    def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
+        return embed(program.encoder, weights, tokens[:, :width], lengths, **program.numbers)
+
+    longest = longest_row(lengths, program.shard_parameters)
+    bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
+    return lax.switch(bucket, [partial(encode, width=width) for width in widths], tokens, lengths)
 
 
 def _compiled(refresh: Callable[..., CorpusState], program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
@@ -116,18 +154,12 @@ def encode_rows(
     lengths_of_rows = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)
     order = rows[jnp.argsort(lengths_of_rows, stable=True)]
 
-    def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
-        return embed(program.encoder, weights, tokens[:, :width], lengths, **program.numbers)
-
     def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
         chosen = lax.dynamic_slice_in_dim(order, block_start(number, m, size), size)
         read = passages.take(jnp.minimum(chosen, n - 1))
         # A place without a row has the length 0, like padding, so that it does not widen a block.
         tokens, lengths = read.tokens, jnp.where(chosen < n, read.lengths, 0)
-        longest = longest_row(lengths, program.shard_parameters)
-        bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
-        branches = [partial(encode, width=width) for width in widths]
-        fresh = lax.switch(bucket, branches, tokens, lengths)
+        fresh = _embed_cut(program, weights, tokens, lengths, widths)
         return embeddings.at[chosen].set(fresh.astype(embeddings.dtype), mode="drop")
 
     return lax.fori_loop(0, num_blocks(m, size), block, embeddings)

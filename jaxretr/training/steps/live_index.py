@@ -217,3 +217,25 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
         )
 
     return search
+
+
+def make_embed_questions(program: IndexProgram, mesh: Mesh) -> Callable[..., jax.Array]:
+    """Build the compiled program that encodes evaluation questions, dropout off.
+
+    Returns:
+      embed(params, tokens [n, L], lengths [n]) -> float32 [n, D], the same on all devices; n is a multiple of them.
+    """
+
+    @device_jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA)),
+        out_specs=P(),
+    )
+    def embed_questions(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
+        return lax.all_gather(q, DATA, tiled=True, to="invarying")
+
+    return embed_questions
