@@ -1,4 +1,4 @@
-"""`jaxretr.mine`: hard negatives for training questions, from BM25, a dense model or a run."""
+"""`jaxretr.mine`: hard negatives for training questions, from BM25, a model or a run."""
 
 import json
 import logging
@@ -160,7 +160,7 @@ def mine(
     skip_bad: bool = False,
     out: Path_ | None = None,
 ) -> MinedSet:
-    """Find hard negatives: passages that BM25, a dense model or a run ranks high for a question, filtered.
+    """Find hard negatives: passages that BM25, a model or a run ranks high for a question, filtered.
 
     Args:
       train: questions with positives: any training file, or a BEIR folder.
@@ -168,8 +168,8 @@ def mine(
       split: split of a BEIR folder's qrels.
       run: a run to mine from instead of BM25. A file in any format that `read_run` reads, or
         {question id: {passage id: score}}.
-      model: a dense model to mine with instead of BM25, by path or hub name. Or an encoder, or a function that loads one. The
-        search is exact, in memory, and every positive has its score.
+      model: a dense or sparse model to mine with instead of BM25, by path or hub name. Or an encoder, or a function that
+        loads one. The search is exact, in memory, and every positive has its score.
       negatives: negatives per question, at most; fewer if fewer hits pass the filters.
       ranks: first and last rank to draw from, counted from 1.
       depth: passages to rank, for the report; by default the last of `ranks`.

@@ -34,7 +34,8 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.vector_files import SparseRows
-from jaxretr.indexes.exact.sparse import SparseIndex
+from jaxretr.indexes.exact import sparse
+from jaxretr.indexes.exact.sparse import SparseIndex, SparseIndexes
 from jaxretr.indexes.index import SearchOptions
 from jaxretr.indexes.interchange import pyserini
 from jaxretr.indexes.opening import open_index
@@ -49,6 +50,7 @@ from jaxretr.runtime.parallel.mesh import DATA as DEVICES
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs import whole_corpus
 from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.steps.batch_loss import sparsity
@@ -202,8 +204,6 @@ def test_bad_folders_and_uses(
     twice = Corpus(["a", "a", "b"], ["", "", ""], ["what", "is", "it"])
     with pytest.raises(UserError, match="'a'"):
         open_index(str(jaxretr.encode(encoder, corpus=twice, out=tmp_path / "twice").folder), encoder)
-    with pytest.raises(UserError, match="is a sparse encoder, which is not mined with in one call"):
-        jaxretr.mine(DATA, split="train", corpus=DATA, model=encoder)
     with pytest.raises(UsageError, match="side='query': give 'question' or 'passage'"):
         encoder.sparse("query", TEXTS)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="ART trains dense encoders"):
@@ -310,15 +310,19 @@ def test_search_finds_the_best_inner_products(encoder: SparseEncoder, store: Emb
     assert kept.metrics == direct.metrics
 
 
+@pytest.mark.parametrize("kind", [SparseIndex, SparseIndexes])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_vectors_with_ties_and_empty_rows(seed: int) -> None:
+def test_random_vectors_with_ties_and_empty_rows(seed: int, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     rows, dim = 400, 60
     dense = rng.integers(1, 4, (rows, dim)) * (rng.random((rows, dim)) < rng.random(dim) ** 3)
     dense[rng.integers(0, rows, 30)] = 0
     questions = rng.integers(1, 4, (20, dim)) * (rng.random((20, dim)) < 0.2)
     questions[7] = 0
-    index = SparseIndex([SparseRows.of(part.astype(np.float32)) for part in np.array_split(dense, 7)], dim)
+    monkeypatch.setattr(sparse, "_POSTINGS", 900)
+    blocks = [SparseRows.of(part.astype(np.float32)) for part in np.array_split(dense, 7)]
+    index = kind(blocks, dim)
+    assert len(index) == rows
     allowed = rng.random(rows) < 0.5
     for mask in (None, allowed, np.zeros(rows, bool)):
         exact = questions @ dense.T  # whole numbers: ties are ties
@@ -344,6 +348,22 @@ def test_products_that_are_too_small_for_float32_are_no_hits() -> None:
     found = rows[0][rows[0] >= 0]
     assert len(set(found.tolist())) == len(found) and set(np.flatnonzero(dense[:, 10])) <= set(found.tolist())
     np.testing.assert_allclose(scores[0][: len(found)], dense[found, 10], rtol=1e-6)
+
+
+def test_hard_negatives_are_those_of_its_search(encoder: SparseEncoder, store: EmbeddingStore) -> None:
+    questions = read_questions(DATA)
+    hits = jaxretr.search(encoder, store.folder, queries=questions, k=20).hits
+    run = {
+        question.id: dict(zip(each.ids, each.scores, strict=True))
+        for question, each in zip(questions, hits, strict=True)
+    }
+    how = {"split": "train", "corpus": DATA, "ranks": (1, 10), "margin": 0.05}
+    by_run, by_model = jaxretr.mine(DATA, run=run, **how), jaxretr.mine(DATA, model=encoder, **how)
+    assert len(by_model.negatives.values) > len(by_model)
+    for one, other in zip(by_model.records(), by_run.records(), strict=True):
+        assert one["negative_document_ids"] == other["negative_document_ids"]
+        np.testing.assert_allclose(one["negative_scores"], other["negative_scores"], rtol=1e-5)
+        np.testing.assert_allclose(one["positive_scores"], other["positive_scores"], rtol=1e-5)
 
 
 def test_a_sparse_teacher_of_spar(encoder: SparseEncoder, store: EmbeddingStore, tmp_path: Path) -> None:
@@ -400,12 +420,34 @@ def sparse_config(masked: Path, tmp_path: Path, **changes: Any) -> Any:
     own = {"path": str(masked), "pooling": "splade", "shared": True, **changes.pop("encoder", {})}
     config = contrastive_config(
         tmp_path,
-        data={**data, "dev": data["train"], "dev_questions": None},
+        data={**data, "dev": data["train"], "dev_questions": None, **changes.pop("data", {})},
         negatives={"static": 1},
         train={"steps": 4, "save_every": 1, "eval_every": 4, "best_metric": "average_rank", **changes.pop("train", {})},
         **changes,
     )
     return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **own))
+
+
+def test_dev_questions_are_searched_in_an_inverted_index(
+    masked: Path, tmp_path: Path, mesh1: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = {"dev_questions": str(DATA / "queries.jsonl"), "dev_qrels": str(DATA / "qrels/train.tsv")}
+    config = sparse_config(masked, tmp_path, data=judged)
+    run = ContrastiveRun(config, mesh1, tmp_path / "run")
+    train_state, whole = run.init().train, run.whole
+    monkeypatch.setattr(whole_corpus, "SPARSE_ROWS", 8)
+    dense = run.dev.metrics(train_state, whole, whole.encode(train_state))
+    with monkeypatch.context() as patch:
+        patch.setattr(whole, "encode", None)  # nothing has the vectors of all passages
+        assert run.dev.metrics(train_state, whole) == pytest.approx(dense)
+    assert 0 < dense["ndcg@10"] < 1
+    encode, search = run.programs.outline(_arguments(run), {}, evaluates=True).programs[1:]
+    assert (encode.name, search.name) == ("encode", "search")
+    assert encode.trace().jaxpr.out_avals[0].shape == (8, BERT.vocab_size)
+
+
+def _arguments(run: ContrastiveRun) -> Any:
+    return run.arguments(run.abstract_state(), run.batch(0))
 
 
 def test_training_makes_vectors_sparser(masked: Path, tmp_path: Path, mesh1: Mesh) -> None:
