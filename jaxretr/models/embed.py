@@ -297,7 +297,8 @@ def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
     if isinstance(config, JointConfig):
         parts = abstract_params(config.base), abstract_params(config.lexical)
         return jax.eval_shape(lambda base, lexical: joint_params(base, lexical, 0.0), *parts)
-    return jax.eval_shape(lambda: init_params(config, 0))
+    found = jax.eval_shape(lambda: init_params(config, 0))
+    return {name: found[name] for name in _towers(config)}
 
 
 def _towers(config: DualEncoderConfig) -> tuple[str, ...]:

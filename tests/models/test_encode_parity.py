@@ -14,7 +14,7 @@ from peers import torch, transformers
 from tiny import BERT, DATA
 
 from jaxretr import DualEncoder, export, verify
-from jaxretr.config import Pooling
+from jaxretr.config import SPLADE, Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.embeddings.fingerprints import model_fingerprint
@@ -103,8 +103,8 @@ def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path,
             export(ours, to="huggingface", out=tmp_path / "dpr")
 
 
-# Splade's vectors are compared in test_sparse_encoder.py.
-@pytest.mark.parametrize("pooling", [pooling for pooling in get_args(Pooling) if pooling != "splade"])
+# Those of sparse encoders are compared in test_sparse_encoder.py and test_unicoil.py.
+@pytest.mark.parametrize("pooling", [each for each in get_args(Pooling) if each not in (*SPLADE, "unicoil")])
 def test_every_pooling_is_that_of_other_libraries(
     pooling: Any, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
