@@ -107,7 +107,7 @@ def load_config(
 
     Args:
       config: a config file, or the name of a shipped config.
-      data: the user's own data, as for `jaxretr train --data`; a list of paths and `jaxretr.config.MixtureSet`s is a mixture.
+      data: the user's own data, as for `jaxretr train --data`; a list of paths and of `jaxretr.config.MixtureSet` is a mixture.
       beir: the same, by the name that evaluation uses for a BEIR folder.
       data_folder: where the data sets are that a shipped config names (psgs_w100.tsv.gz, msmarco, ...); None: data.
       settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they
