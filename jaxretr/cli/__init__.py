@@ -197,6 +197,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
       UsageError: a word is misspelt, missing or superfluous.
       SystemExit: --help or --version was asked for and printed.
     """
+    if not words:
+        raise UsageError("no command; see: jaxretr --help")
     named = any(each.split("_")[0] == words[0] for each in _OPTIONS)
     first, commands = build_parser(words[0]) if named else build_parser(has_options=False)
     if words[0].startswith("-"):
