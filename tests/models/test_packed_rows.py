@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import BERT, DECODER, lively
 
-from jaxretr.config import AdapterShape, Pooling
+from jaxretr.config import SPLADE, AdapterShape, Pooling
 from jaxretr.models.backbones.packed_rows import counted_places, token_places
 from jaxretr.models.backbones.t5_encoder_config import T5EncoderConfig
 from jaxretr.models.dual_encoder import DualEncoder
@@ -40,7 +40,7 @@ RNG = np.random.default_rng(4)
         pytest.param(name, pooling, marks=() if (name, pooling) in QUICK else pytest.mark.slow)
         for name in BACKBONES
         for pooling in get_args(Pooling)
-        if not (pooling == "cls" and name == "decoder") and not (pooling == "splade" and name != "bert")
+        if not (pooling == "cls" and name == "decoder") and not (pooling in SPLADE and name != "bert")
     ],
 )
 def test_a_texts_vector_is_that_of_a_padded_row(backbone: str, pooling: Any) -> None:

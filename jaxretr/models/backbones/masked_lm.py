@@ -28,7 +28,7 @@ def masked_lm_shape(shape: Any) -> MaskedLmShape:
     if isinstance(shape, BertConfig) or (isinstance(shape, RotaryConfig) and shape.architecture == "modernbert"):
         return shape
     raise UserError(
-        "pooling 'splade' reads scores of masked language modelling, which BERT, those of the same layers and ModernBERT "
+        "SPLADE's poolings read scores of masked language modelling, which BERT, those of the same layers and ModernBERT "
         "have; give one of these, or another pooling"
     )
 
