@@ -23,6 +23,7 @@ from jaxretr.config.choices import (
     TypoProfile,
 )
 from jaxretr.config.contrastive import (
+    OF_ALL_SETS,
     Contrastive,
     ContrastiveConfig,
     ContrastiveData,

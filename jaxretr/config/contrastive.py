@@ -182,6 +182,10 @@ class ContrastiveData(_TrainingData):
     """Draw each batch from all sets. By default a batch has questions of one set, whose passages are the others' negatives."""
 
 
+# Settings of `ContrastiveData` that a mixture has beside its sets; the others are each set's own.
+OF_ALL_SETS = ("mixture_temperature", "mixed_batches", "token_cache")
+
+
 @contextlib.contextmanager
 def of_set(name: str) -> Iterator[None]:
     """Say in a UsageError which set of a mixture it is about; "" is a run's only one."""
@@ -248,9 +252,8 @@ class ContrastiveConfig(Config):
                 "data.dev: a mixture has no validation loss; leave it and data.dev_split out, and give the sets dev_questions or "
                 "held_out"
             )
-        kept = ("mixture", "mixture_temperature", "mixed_batches", "token_cache")
         for each in fields(data):
-            if each.name not in kept and each.default is not MISSING and getattr(data, each.name) != each.default:
+            if each.name not in ("mixture", *OF_ALL_SETS) and each.default is not MISSING and getattr(data, each.name) != each.default:
                 raise UsageError(f"data.{each.name}: belongs to each set of data.mixture; move it there")
         names = [each.name for each in data.mixture]
         if bad := next((name for name in names if not re.fullmatch(r"[\w.-]+", name) or names.count(name) > 1), None):

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxretr.config.as_json import from_json, to_json
+from jaxretr.config.contrastive import OF_ALL_SETS
 from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
 from jaxretr.runtime.errors import UsageError, did_you_mean
@@ -154,14 +155,19 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     Args:
       config: the config.
       settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of
-        some of its settings, which leaves its others as they are; None, where it can be left out.
+        some of its settings, which leaves its others as they are; None, where it can be left out. With a `data.mixture`
+        nothing is left of the data that the config names.
 
     Raises:
       UsageError: a name or value is wrong, or a setting is given twice.
     """
     values, types = to_json(config), setting_types(type(config))
+    stated = list(_flat(types, settings))
+    if any(name == "data.mixture" and value for name, value, _ in stated):
+        # The sets take the place of the data that the config names.
+        values["data"] = {name: values["data"][name] for name in OF_ALL_SETS}
     given: dict[str, str] = {}
-    for name, value, source in _flat(types, settings):
+    for name, value, source in stated:
         for other in given:
             if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
                 raise UsageError(f"settings: {name} is given twice, as {given[other]} and as {source}; give it once")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import (
+    OF_ALL_SETS,
     ArtConfig,
     Config,
     ContrastiveConfig,
@@ -88,9 +89,7 @@ def with_sets(config: Config, sets: Sequence[str | Path | MixtureSet], stated: M
     """
     if not isinstance(config, ContrastiveConfig):
         raise UsageError(f"data: {config.name} is another kind of run than those that train on several sets; give one")
-    if "mixture" in stated:
-        raise UsageError("data.mixture: the sets are given as data as well; leave one of them out")
-    if wrong := sorted(set(stated) - {"token_cache", "mixture_temperature", "mixed_batches"}):
+    if wrong := sorted(set(stated) - set(OF_ALL_SETS)):
         raise UsageError(
             f"data.{wrong[0]}: belongs to each of several sets; give them as data.mixture, with all they need"
         )

@@ -87,6 +87,8 @@ def _settled(config: Config, data: Data | None, settings: Mapping[str, Any]) -> 
     from jaxretr.data.own_data import with_data, with_sets  # It imports numpy, which help does not wait for.
 
     names = {name.removeprefix("data.") for name in settings if name.startswith("data.")}
+    if "mixture" in names:
+        raise UsageError("data.mixture: the sets are given as data as well; leave one of them out")
     values = {name: getattr(stated.data, name) for name in names}
     if len(sets) == 1 and not isinstance(path := sets[0], MixtureSet):
         found = with_data(config, path, values)

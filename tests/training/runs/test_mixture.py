@@ -284,10 +284,11 @@ def test_a_suite_and_a_set_have_different_names(tiny_models: Path, tmp_path: Pat
 
 
 def test_a_mixture_is_given_as_json(tiny_models: Path) -> None:
-    config = contrastive_config(tiny_models, data={"train": "", "dev_questions": None})
+    config = contrastive_config(tiny_models)
+    assert config.data.train and config.data.dev_questions, "of which nothing is left"
     sets = [
         {"name": "a", "train": "a.jsonl", "weight": 2},
-        {"name": "b", "train": "b.jsonl", "negatives": {"static": 3}},
+        {"name": "b", "train": "b.jsonl", "weight": 1, "negatives": {"static": 3}},
     ]
     given = override(config, ["--data.mixture", json.dumps(sets)])
     assert isinstance(given, ContrastiveConfig)
@@ -297,6 +298,16 @@ def test_a_mixture_is_given_as_json(tiny_models: Path) -> None:
     with pytest.raises(UsageError, match="unknown key 'wieght'; did you mean 'weight'"):
         override(config, ["--data.mixture", json.dumps([{"name": "a", "wieght": 2}])])
     assert dataclasses.replace(given, data=config.data) == config
+    again = override(given, ["--data.mixture", json.dumps(sets[:1]), "--data.token-cache", "kept"])
+    assert isinstance(again, ContrastiveConfig) and again.data.token_cache == "kept" and len(again.data.mixture) == 1
+    with pytest.raises(UsageError, match=r"data.train: belongs to each set"):
+        override(config, ["--data.mixture", json.dumps(sets), "--data.train", "c.jsonl"]).check()
+    for name in ("dpr_small", "dpr_nq"):
+        shipped = load_config(name, **{"data.mixture": sets, "negatives.mined": 0})
+        assert isinstance(shipped, ContrastiveConfig) and not shipped.data.train
+        shipped.check()
+    with pytest.raises(UsageError, match=r"data.mixture: the sets are given as data as well"):
+        load_config("dpr_small", data=DATA, **{"data.mixture": sets})
 
 
 def test_several_paths_are_a_mixture_by_size(tiny_models: Path, tmp_path: Path, mesh1: Mesh) -> None:
