@@ -129,7 +129,7 @@ def test_mined_negatives_are_joined_by_the_question_id() -> None:
     assert rows[0, 1] in (4, 5, 6), "the static ones keep their place"
 
 
-def test_the_teachers_scores_follow_the_drawn_passages() -> None:
+def test_the_teachers_scores_follow_the_drawn_passages(caplog: pytest.LogCaptureFixture) -> None:
     scored = training_set(
         positive_scores=Ragged.from_rows([[10.0], [11.0, 12.0], [13.0], [14.0]], np.float32),
         negative_scores=Ragged.from_rows([[4.0, 5.0, 6.0], [7.0], [], []], np.float32),
@@ -141,6 +141,8 @@ def test_the_teachers_scores_follow_the_drawn_passages() -> None:
         assert teacher[0, 1:].tolist() == rows[0, 1:].tolist()
         assert teacher[1, 0] == {1: 11.0, 11: 12.0}[rows[1, 0].item()]
         assert np.isnan(teacher[2, 1:]).all() and np.isnan(teacher[3, 1:]).all()  # others have no scores
+    said = "2 of 4 examples lack a positive and a negative with a score, and 2 of 11 passages have none"
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,16 @@ def test_missing_negatives_and_scores_are_refused() -> None:
         draws(training_set(negatives=empty, other_negatives=empty), negatives={"static": 1})
     with pytest.raises(UserError, match="no scores to learn from"):
         draws(training_set(), distillation={"loss": "kl"})
+    lists = {name: getattr(training_set(), name) for name in ("positives", "negatives")}
+    unscored, scored = (
+        {f"{name[:-1]}_scores": Ragged(each.offsets, np.full(len(each.values), value)) for name, each in lists.items()}
+        for value in (np.nan, 1.0)
+    )
+    mixed = unscored | {"negative_scores": scored["negative_scores"]}
+    for loss, scores, changes in (("kl", unscored, {}), ("margin_mse", mixed, {}), ("kl", scored, {"static": 0})):
+        with pytest.raises(UserError, match="no example has .* with a score to learn from"):
+            draws(training_set(**scores), distillation={"loss": loss}, negatives=changes)
+    draws(training_set(**mixed), distillation={"loss": "kl"}, negatives={"static": 2})
 
 
 def test_a_mined_file_of_other_questions_is_refused() -> None:

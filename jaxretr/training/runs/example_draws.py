@@ -131,7 +131,41 @@ class ExampleDraws:
         of_others = Ragged(
             self.examples.other_negatives.offsets, np.full(len(self.examples.other_negatives.values), np.nan)
         )
-        return scores[0].values, _first_not_empty(scores[1], of_others).values
+        negatives = _first_not_empty(scores[1], of_others)
+        self._note_unscored(config, scores[0], negatives)
+        return scores[0].values, negatives.values
+
+    def _note_unscored(self, config: ContrastiveConfig, positives: Ragged, negatives: Ragged) -> None:
+        """Say how many examples have too few scores to teach anything.
+
+        Raises:
+          UserError: none has enough.
+        """
+        of_positives = np.minimum(_scored(positives), self.positives)
+        of_negatives = np.minimum(_scored(negatives), self.static)
+        if config.distillation.loss == "margin_mse":
+            lack, taught = "a positive and a negative with a score", (of_positives > 0) & (of_negatives > 0)
+        else:
+            lack, taught = "two passages with a score", of_positives + of_negatives > 1
+        if not taught.any():
+            drawn = "" if self.static else ", of the static negatives too (negatives.static)"
+            raise UserError(
+                f"{config.data.train}: no example has {lack} to learn from; add scores (jaxretr score){drawn}"
+            )
+        values = np.concatenate([positives.values, negatives.values])
+        if not taught.all():
+            note(
+                log.warning,
+                "%s: %d of %d examples lack %s, and %d of %d passages have none: no distillation for these; add scores "
+                "(jaxretr score)",
+                *(config.data.train, len(taught) - taught.sum(), len(taught), lack),
+                *(np.isnan(values).sum(), len(values)),
+            )
+
+
+def _scored(scores: Ragged) -> np.ndarray:
+    """The number of each row's scores that are no NaN, int64 [rows]."""
+    return np.diff(np.concatenate([[0], np.cumsum(~np.isnan(scores.values))])[scores.offsets])
 
 
 def known_contents(examples: TrainingSet, contents: np.ndarray, *, judged: bool = True) -> Ragged:
