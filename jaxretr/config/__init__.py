@@ -50,6 +50,7 @@ __all__ = [
     "ENGINE_LABELS",
     "KINDS",
     "LOWER_IS_BETTER",
+    "OF_ALL_SETS",
     "SPLADE",
     "AdapterShape",
     "Art",

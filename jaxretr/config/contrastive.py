@@ -253,7 +253,11 @@ class ContrastiveConfig(Config):
                 "held_out"
             )
         for each in fields(data):
-            if each.name not in ("mixture", *OF_ALL_SETS) and each.default is not MISSING and getattr(data, each.name) != each.default:
+            if (
+                each.name not in ("mixture", *OF_ALL_SETS)
+                and each.default is not MISSING
+                and getattr(data, each.name) != each.default
+            ):
                 raise UsageError(f"data.{each.name}: belongs to each set of data.mixture; move it there")
         names = [each.name for each in data.mixture]
         if bad := next((name for name in names if not re.fullmatch(r"[\w.-]+", name) or names.count(name) > 1), None):

@@ -44,7 +44,7 @@ from jaxretr.embeddings.vector_files import (
     quantise,
 )
 from jaxretr.models.embed import Side
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.parallel.hosts import wait_for_all
 from jaxretr.runtime.storage import sealed_folder
@@ -174,7 +174,15 @@ class EmbeddingStore:
         return _read_meta(as_path(folder)).shard_rows if is_store(folder) else None
 
     @classmethod
-    def begin(cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "out") -> "EmbeddingStore":
+    def begin(
+        cls,
+        folder: str | Path,
+        meta: StoreMeta,
+        ids: Iterable[str],
+        *,
+        option: str = "out",
+        shards: Sequence[int] | None = None,
+    ) -> "EmbeddingStore":
         """Make the folder, or resume one that was begun with the same model and texts.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
@@ -185,17 +193,24 @@ class EmbeddingStore:
           meta: the description of the whole store.
           ids: N ids; read only where they are not written yet.
           option: the parameter by which the user named the folder, for errors.
+          shards: the shards to look at, while processes that are not of this run may write others; None: its share.
 
         Raises:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
             written.
+          UsageError: `shards` in a run of several processes, or a shard that the store does not have.
         """
+        if shards is not None and jax.process_count() > 1:
+            raise UsageError("shards: the processes of a run share them already; leave it out")
+        if wrong := [shard for shard in shards or () if not 0 <= shard < meta.shards]:
+            raise UsageError(f"shards: {wrong[0]}: the store has {meta.shards}, counted from 0; give some of these")
         folder = as_path(folder)
         store = cls(folder, meta, [None] * meta.shards)
         if jax.process_index() == 0:
-            store._prepare(ids, option)
+            store._prepare(ids, option, alone=shards is None)
         wait_for_all("the store's folder")
-        for shard, cut in zip(meta.share, store._map(store._cut_if_whole, meta.share), strict=True):
+        share = meta.share if shards is None else shards
+        for shard, cut in zip(share, store._map(store._cut_if_whole, share), strict=True):
             store._cut[shard] = cut
         return store
 
@@ -254,9 +269,11 @@ class EmbeddingStore:
             return self.meta.bytes
         return sum(path.stat().st_size for shard in range(self.meta.shards) for path in self._paths(shard))
 
-    def missing(self) -> list[int]:
-        """The numbers of the shards of this process's share that are not finished."""
-        return [shard for shard in self.meta.share if self._cut[shard] is None]
+    def missing(self, shards: Iterable[int] | None = None) -> list[int]:
+        """The numbers, in their order, of the shards of this process's share, or of some, that are not finished."""
+        return [
+            shard for shard in sorted(self.meta.share if shards is None else set(shards)) if self._cut[shard] is None
+        ]
 
     @property
     def cut(self) -> int:
@@ -371,13 +388,13 @@ class EmbeddingStore:
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, ids: Iterable[str], option: str) -> None:
+    def _prepare(self, ids: Iterable[str], option: str, *, alone: bool) -> None:
         folder = self.folder
         try:
             if self.local:
                 folder.mkdir(parents=True, exist_ok=True)
-                # Remains of a killed process; complete files have no such name.
-                for leftover in folder.glob(".*.part"):
+                # Remains of a killed process; complete files have no such name. Another's that runs may be among them.
+                for leftover in folder.glob(".*.part") if alone else ():
                     leftover.unlink(missing_ok=True)
             names = sorted(_names(folder))
         except OSError as error:

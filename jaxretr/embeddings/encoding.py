@@ -53,6 +53,7 @@ def encode(
     out: Path_,
     dtype: VectorDtype = "float32",
     shard_rows: int | None = None,
+    shards: Sequence[int] | None = None,
     batch_size: int | None = None,
     model: str | None = None,
     option: str = "out",
@@ -61,7 +62,8 @@ def encode(
 
     A call with the same model, texts and settings encodes the shards that are missing, and none where the store is
     complete. With several processes, each encodes its share of the shards on its own devices; all must call this,
-    and all must see the folder.
+    and all must see the folder. Processes that do not know of each other encode some `shards` each; a call without
+    `shards` then encodes what is still missing.
 
     Args:
       encoder: the model, or what `load_encoder` takes.
@@ -72,15 +74,16 @@ def encode(
       dtype: type of the stored numbers; int8 has one scale per row. Sparse vectors are stored as float32 or int8.
       shard_rows: rows per shard, which an interruption loses; by default those of a store that was begun, otherwise a
         thousandth of the corpus, but at least 256 on CPUs and 16384 per accelerator, and at most 50000 or 128 MiB.
+      shards: the numbers of the shards to look at and to encode where they are missing; with none the store is begun.
       batch_size: texts per batch; by default chosen for the device.
       model: the model's name in messages; by default the place it was loaded from.
       option: the name of `out` in messages.
 
     Returns:
-      The complete store.
+      The complete store; with `shards` the begun one.
 
     Raises:
-      UsageError: not exactly one of corpus and queries, or a number below 1.
+      UsageError: not exactly one of corpus and queries, a number below 1, or `shards` that the store does not have.
       UserError: bad input; or the folder holds something else, or another model's or other texts' embeddings.
     """
     if (corpus is None) == (queries is None):
@@ -106,12 +109,12 @@ def encode(
         "the first shard",
         {"model": meta.model_fingerprint, "corpus": meta.texts_fingerprint, "size of shards": str(shard_rows)},
     )
-    store = EmbeddingStore.begin(out, meta, ids_of(content), option=option)
-    missing = store.missing()
+    store = EmbeddingStore.begin(out, meta, ids_of(content), option=option, shards=shards)
+    missing = store.missing(shards)
     if missing:
-        _write(store, missing, encoder, content, batch_size)
+        _write(store, missing, meta.share if shards is None else shards, encoder, content, batch_size)
     wait_for_all("the end of encoding")
-    return EmbeddingStore.open(out)
+    return EmbeddingStore.open(out) if shards is None else store
 
 
 def _stored_dtype(encoder: Encoder, dtype: VectorDtype) -> StoredDtype:
@@ -128,13 +131,18 @@ def is_sparse_encoder(encoder: TextEncoder) -> bool:
 
 
 def _write(
-    store: EmbeddingStore, missing: Sequence[int], encoder: Encoder, content: Content, batch_size: int | None
+    store: EmbeddingStore,
+    missing: Sequence[int],
+    share: Iterable[int],
+    encoder: Encoder,
+    content: Content,
+    batch_size: int | None,
 ) -> None:
-    """Encode the missing shards: one is read, one tokenised and one written while another is encoded."""
+    """Encode the missing shards of a share: one is read, one tokenised and one written while another is encoded."""
     meta, side = store.meta, store.meta.side
     spans = list(map(meta.span, missing))
     left = sum(stop - start for start, stop in spans)
-    of_share = sum(stop - start for start, stop in map(meta.span, meta.share))
+    of_share = sum(stop - start for start, stop in map(meta.span, share))
     announce(
         f"{left} {side}s of {meta.dim} dimensions",
         _SHARDS_AT_A_TIME * min(meta.shard_rows, meta.rows) * (meta.dim * 4 + _BYTES_A_TEXT) + _BYTES_OF_THE_ENGINE,

@@ -175,7 +175,7 @@ def test_missing_negatives_and_scores_are_refused() -> None:
     )
     mixed = unscored | {"negative_scores": scored["negative_scores"]}
     for loss, scores, changes in (("kl", unscored, {}), ("margin_mse", mixed, {}), ("kl", scored, {"static": 0})):
-        with pytest.raises(UserError, match="no example has .* with a score to learn from"):
+        with pytest.raises(UserError, match=r"no example has .* with a score to learn from"):
             draws(training_set(**scores), distillation={"loss": loss}, negatives=changes)
     draws(training_set(**mixed), distillation={"loss": "kl"}, negatives={"static": 2})
 

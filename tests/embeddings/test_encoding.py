@@ -112,6 +112,26 @@ def test_a_store_that_was_begun_keeps_the_size_of_its_shards(encoder: DualEncode
         jaxretr.encode(encoder, corpus=corpus, out=tmp_path)
 
 
+def test_calls_encode_some_shards_each(encoder: DualEncoder, corpus: Corpus, tmp_path: Path):
+    few, out = corpus.first(40), tmp_path / "store"
+    settings = {"corpus": few, "shard_rows": 16}
+    begun = jaxretr.encode(encoder, **settings, out=out, shards=[])
+    assert begun.missing() == [0, 1, 2] and begun.meta.shards == 3
+    part = out / ".another-process.part"  # what it writes at the moment
+    part.touch()
+    given = jaxretr.encode(encoder, corpus=few, out=out, shards=[2, 0, 2])
+    assert given.missing([0, 2]) == [] and given.missing() == [1] and part.exists()
+    assert [path.name for path in sorted(out.glob("embeddings-*.npy"))] == [
+        f"embeddings-0000{n}-of-00003.npy" for n in (0, 2)
+    ]
+    for wrong in (3, -1):
+        with pytest.raises(UsageError, match=f"shards: {wrong}: the store has 3, counted from 0"):
+            jaxretr.encode(encoder, corpus=few, out=out, shards=[wrong])
+    jaxretr.encode(encoder, corpus=few, out=out)
+    jaxretr.encode(encoder, **settings, out=tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")
+
+
 def test_the_next_shard_is_tokenised_while_one_is_encoded(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch):
     """Else the devices would wait at the beginning of every shard."""
     pieces = [[f"passage {number} {row}" for row in range(9)] for number in range(3)]
