@@ -112,7 +112,7 @@ def encode(
     store = EmbeddingStore.begin(out, meta, ids_of(content), option=option, shards=shards)
     missing = store.missing(shards)
     if missing:
-        _write(store, missing, meta.share if shards is None else shards, encoder, content, batch_size)
+        _write(store, missing, meta.share if shards is None else set(shards), encoder, content, batch_size)
     wait_for_all("the end of encoding")
     return EmbeddingStore.open(out) if shards is None else store
 
