@@ -45,7 +45,7 @@ from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 from jaxretr.training.loop import read_best, train
@@ -204,22 +204,25 @@ def adapt_to_documents(
         return result
 
     # ---- questions ---------------------------------------------------------------------------------------------------
-    timed(
-        "generating",
-        lambda: generate(
-            generator,
-            corpus=corpus,
-            out=out / _QUESTIONS,
-            per_passage=per_passage,
-            limit=passages,
-            template=template,
-            max_length=prompt_length,
-            round_trip=round_trip or None,
-            seed=seed,
-            dtype=dtype,
-        ),
-        out / _QUESTIONS,
-    )
+    try:
+        timed(
+            "generating",
+            lambda: generate(
+                generator,
+                corpus=corpus,
+                out=out / _QUESTIONS,
+                per_passage=per_passage,
+                limit=passages,
+                template=template,
+                max_length=prompt_length,
+                round_trip=round_trip or None,
+                seed=seed,
+                dtype=dtype,
+            ),
+            out / _QUESTIONS,
+        )
+    except UsageError as error:  # `max_length` is another setting here.
+        raise UsageError(str(error).replace("max_length=", "prompt_length=")) from None
     examples = list(read_examples(out / _QUESTIONS, format="tevatron2"))
     learnt, held_out = _divided(examples, out / _QUESTIONS)
 

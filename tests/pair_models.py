@@ -1,10 +1,15 @@
-"""Tiny cross-encoders and causal language models of many architectures, made by transformers with random weights."""
+"""Tiny cross-encoders and causal language models of many architectures, made by transformers with random weights; and a
+generator of questions that quotes."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from peers import torch, transformers
 from small_encoders import HEADS, PASSAGES, PIECES, SIZES, VOCABULARY
+
+from jaxretr.models.generation.decoding import Generated
+from jaxretr.models.question_generator import QuestionGenerator
 
 PAIRS = [
     ("who lives there?", PASSAGES[0][:120]),
@@ -98,3 +103,16 @@ def _pair_tokenizer(around: list[str], pieces: list[str]) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=learnt, pad_token="<pad>", eos_token="<eos>", **names, **types
     )
+
+
+class Quoting(QuestionGenerator):
+    """Asks about each passage with words of it, which depend on the number of the passage."""
+
+    def generate_tokens(self, passages: Any, *, numbers: Any = None, **settings: Any) -> Generated:
+        width = settings["sampling"].max_new_tokens
+        tokens, counts = np.zeros((len(passages), width), np.int32), np.zeros(len(passages), np.int32)
+        for row, (passage, number) in enumerate(zip(passages, numbers, strict=True)):
+            words = passage["text"].split()[int(number) % 5 :][:4]
+            ids = self.tokenizer(" ".join(words), add_special_tokens=False)["input_ids"][:width]
+            tokens[row, : len(ids)], counts[row] = ids, len(ids)
+        return Generated(tokens, counts, np.full(len(passages), -1.0, np.float32), np.ones(len(passages), bool))

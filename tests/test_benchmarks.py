@@ -30,6 +30,7 @@ from jaxretr import cli, config
 from jaxretr.assets import QUICKSTART
 from jaxretr.data.readers import read_beir
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
@@ -519,6 +520,33 @@ def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, mon
     for row in ("BM25", "two bases", "Lambda", "concat", "concat + BM25", "10"):
         assert f"\n| {row} | " in printed
     assert "SciFact, zero-shot" in printed and (tmp_path / "positives.png").exists()
+
+
+@pytest.mark.slow
+def test_from_documents(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="it makes the generator")
+    from pair_models import Quoting, make_model
+
+    module = importlib.import_module("from_documents")
+    monkeypatch.setattr(module, "PASSAGES", 40)
+    monkeypatch.setattr(module, "TEST", 3)
+    monkeypatch.setattr(QuestionGenerator, "generate_tokens", Quoting.generate_tokens)
+    words = [
+        "--data",
+        data,
+        "--generator",
+        make_model("qwen3_lm", tmp_path),
+        "--model",
+        encoder,
+        "--runs",
+        tmp_path / "runs",
+    ]
+    settings = ["--settings", "--steps", 2, "--batch-size", 4, "--prompt-length", 96, "--max-length", 32, "--template", "upr", "--per-passage", 1]
+    printed = main(module, *words, "--asked", 30, "--seeds", 0, 1, *settings)
+    assert "seed 1: " in printed and " of 2, minutes {'generating': " in printed
+    for row in ("BM25", "before", "after"):
+        assert f"\n| {row} | " in printed
+    assert "after - before, mrr@10: " in printed
 
 
 @pytest.mark.slow

@@ -8,30 +8,16 @@ import numpy as np
 import pytest
 import tiny
 from command_errors import the_error
-from pair_models import make_model
+from pair_models import Quoting, make_model
 
 import jaxretr
 from jaxretr import document_adaptation
 from jaxretr.cli import main
 from jaxretr.data.readers import read_beir, read_corpus
-from jaxretr.models.generation.decoding import Generated
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UserError
 
 SETTINGS: dict[str, Any] = {"per_passage": 1, "steps": 3, "batch_size": 8, "max_length": 32, "dtype": "float32"}
-
-
-class Quoting(QuestionGenerator):
-    """Asks about each passage with words of it, which depend on the number of the passage."""
-
-    def generate_tokens(self, passages: Any, *, numbers: Any = None, **settings: Any) -> Generated:
-        width = settings["sampling"].max_new_tokens
-        tokens, counts = np.zeros((len(passages), width), np.int32), np.zeros(len(passages), np.int32)
-        for row, (passage, number) in enumerate(zip(passages, numbers, strict=True)):
-            words = passage["text"].split()[int(number) % 5 :][:4]
-            ids = self.tokenizer(" ".join(words), add_special_tokens=False)["input_ids"][:width]
-            tokens[row, : len(ids)], counts[row] = ids, len(ids)
-        return Generated(tokens, counts, np.full(len(passages), -1.0, np.float32), np.ones(len(passages), bool))
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +120,9 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     ]
     assert main([*words, "--generator", str(tiny_models / "encoder")]) == 1
     assert "writes no text" in the_error(capsys)
+    words[-1] = str(tmp_path / "other")
+    assert main([*words, "--generator", str(tiny_models / "scorer"), "--prompt-length", "4"]) == 2
+    assert "--prompt-length 4: the template takes" in the_error(capsys)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     words[-1] = str(tmp_path / "full")
