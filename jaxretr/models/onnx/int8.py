@@ -15,6 +15,7 @@ from jaxretr.models.backbones.partition import add_to_digest
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.onnx import graph, program
 from jaxretr.runtime.errors import UserError, import_extra
+from jaxretr.runtime.parallel.compilation_cache import LIMIT_BYTES, trim
 from jaxretr.runtime.storage.files import made_once, write_json
 from jaxretr.runtime.storage.paths import cache_root
 from jaxretr.runtime.storage.sealed_folder import read_object
@@ -89,6 +90,7 @@ def embed_in_int8(
         return _of_lengths(program.load(folder))
 
     def make(partial: Path) -> None:
+        trim(partial.parent, LIMIT_BYTES)
         program.write(partial, config, params, int8=True)
         rows = sample()
         lengths = np.array([len(row) for row in rows])

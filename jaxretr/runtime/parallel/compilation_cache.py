@@ -90,16 +90,19 @@ def keep_short_programs() -> Iterator[None]:
 
 
 def trim(folder: Path, limit: int) -> None:
-    """Remove the files that were used longest ago until the rest has at most `limit` bytes."""
+    """Remove the files and folders that were used longest ago until the rest has at most `limit` bytes."""
     entries = []
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process has removed it
-            stat = path.stat()
-            entries.append((max(stat.st_atime_ns, stat.st_mtime_ns), stat.st_size, path))
+        with contextlib.suppress(OSError, ValueError):  # another process has removed it, or is making it
+            of_files = [file.stat() for file in ([path] if path.is_file() else path.iterdir())]
+            used = max(max(stat.st_atime_ns, stat.st_mtime_ns) for stat in of_files)
+            entries.append((used, sum(stat.st_size for stat in of_files), path))
     excess = sum(size for _, size, _ in entries) - limit
     for _, size, path in sorted(entries):
         if excess <= 0:
             return
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.unlink()
         excess -= size

@@ -101,3 +101,11 @@ def test_the_cache_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-cache", "3-cache", "4-cache"]
     trim(tmp_path, 30)
     assert len(list(tmp_path.iterdir())) == 3
+    for number in (1, 200):
+        (tmp_path / f"{number}-graph").mkdir()
+        for name in ("model", "weights"):
+            (tmp_path / f"{number}-graph" / name).write_bytes(bytes(10))
+            os.utime(tmp_path / f"{number}-graph" / name, (number, number))
+    (tmp_path / ".begun").mkdir()
+    trim(tmp_path, 30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".begun", "0-cache", "200-graph"]
