@@ -541,7 +541,21 @@ def test_from_documents(main: Main, data: Path, encoder: Path, tmp_path: Path, m
         "--runs",
         tmp_path / "runs",
     ]
-    settings = ["--settings", "--steps", 2, "--batch-size", 4, "--prompt-length", 96, "--max-length", 32, "--template", "upr", "--per-passage", 1]
+    settings = [
+        "--settings",
+        "--steps",
+        2,
+        "--batch-size",
+        4,
+        "--prompt-length",
+        96,
+        "--max-length",
+        32,
+        "--template",
+        "upr",
+        "--per-passage",
+        1,
+    ]
     printed = main(module, *words, "--asked", 30, "--seeds", 0, 1, *settings)
     assert "seed 1: " in printed and " of 2, minutes {'generating': " in printed
     for row in ("BM25", "before", "after"):

@@ -11,8 +11,8 @@ def add_commands(commands: Commands) -> None:
     """Add the command."""
     parser = commands.command(
         "publish",
-        "Upload a model to the Hugging Face hub: exported for sentence-transformers (or --to), verified, with a card that\n"
-        "has the run's metrics and settings. MODEL is then loaded as OWNER/NAME, or OWNER/NAME@REVISION.",
+        "Upload a model or cross-encoder to the Hugging Face hub: exported for sentence-transformers (or --to), verified, with\n"
+        "a card that has the run's metrics and settings. MODEL is then loaded as OWNER/NAME, or OWNER/NAME@REVISION.",
         "jaxretr publish runs/dpr me/dpr-of-my-documents --license apache-2.0 --dry-run\n"
         "  jaxretr publish runs/dpr me/dpr-of-my-documents@v2 --private",
     )
@@ -26,5 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Publish, and print the files and the commit's address."""
     from jaxretr.cli.model import load_model
     from jaxretr.exports.publishing import publish
+    from jaxretr.models.any_scorer import holds_cross_encoder
 
-    print(publish(lambda: load_model(args), **given(args, "publish")))
+    model = args.model if holds_cross_encoder(args.model) else lambda: load_model(args)
+    print(publish(model, **given(args, "publish")))

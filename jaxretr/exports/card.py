@@ -18,14 +18,13 @@ from jaxretr.models.hub.encoder_params import MASKED_LM, names_of
 from jaxretr.models.hub.export_note import LIBRARIES, ExportNote
 from jaxretr.models.hub.hf_files import name_and_revision
 from jaxretr.models.hub.poolings import POOLINGS
+from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.version import __version__
 
 CARD = "README.md"
-
-_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 # "files:/home/me/notes", "s3://bucket/corpus.jsonl", "./data"; not OWNER/NAME or "ir_datasets:beir/scifact".
 _PLACE = re.compile(r"(\w+:)?([/~.].*)", re.DOTALL)
@@ -87,19 +86,14 @@ def write(
       license: the license, in the hub's spelling; None: unknown.
       published: whether `name` is a repository of the hub, OWNER/NAME or OWNER/NAME@BRANCH, and no folder's.
     """
-    import jinja2
-
     values: dict[str, Any] = {
         "library": "jaxretr" if note is None else LIBRARIES[note.layout],
         "config": encoder.config,
         "combined": isinstance(encoder, CombinedEncoder),
-        "display_name": _display_name,
         "poolings": POOLINGS,
-        "version": __version__,
         "published": published,
-        "address": name,
-        "revision": name_and_revision(name)[1] if published else None,
-        "example": _EXAMPLE,
+        "encoder": encoder,
+        "note": note,
     }
     if note and isinstance(encoder, DualEncoder):
         config, dpr = encoder.config, note.layout == "dpr"
@@ -115,25 +109,56 @@ def write(
             "passage_class": "DPRContextEncoder" if dpr else loaded_by,
             "without_pooler": not dpr and not config.sparse and names_of(config.backbone).pooler,
         }
+    _render("card.md.jinja", folder, name if published else None, name, source, run, license, values)
+
+
+def write_of_cross_encoder(
+    folder: Path, repository: str, scorer: CrossEncoder, *, source: str, run: RunRecord | None, license: str | None
+) -> None:
+    """Write README.md of a cross-encoder for a repository of the hub; see `write`."""
+    values: dict[str, Any] = {"shape": scorer.config.backbone, "max_length": scorer.texts.frame.max_length}
     if run:
-        values["objective"] = _OBJECTIVES.get(run.config["kind"], run.config["kind"])
-        values["settings"] = json.dumps(run.config, indent=2, ensure_ascii=False)
+        values["objective"] = f"a cross-encoder's loss `{run.config['ranking']['loss']}`"
+    _render("card_cross_encoder.md.jinja", folder, repository, repository, source, run, license, values)
+
+
+def _render(
+    template: str,
+    folder: Path,
+    repository: str | None,
+    address: str,
+    source: str,
+    run: RunRecord | None,
+    license: str | None,
+    values: Mapping[str, Any],
+) -> None:
+    """Write a card, with the values that all of them have."""
+    import jinja2
+
     environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    name, revision = (address, None) if repository is None else name_and_revision(repository)
+    shared: dict[str, Any] = {
+        "name": name,
+        "revision": revision,
+        "address": address,
+        "source": source,
+        "run": run,
+        "license": license,
+        "version": __version__,
+        "example": _EXAMPLE,
+        "display_name": _display_name,
+    }
+    if run:
+        shared["objective"] = _OBJECTIVES.get(run.config["kind"], run.config["kind"])
+        shared["settings"] = json.dumps(run.config, indent=2, ensure_ascii=False)
     with atomic_write(folder / CARD) as file:
-        file.write(
-            template.render(
-                values,
-                name=name_and_revision(name)[0] if published else name,
-                encoder=encoder,
-                note=note,
-                source=source,
-                run=run,
-                license=license,
-            )
-        )
+        file.write(environment.get_template(template).render({**shared, **values}))
 
 
 def without_folders(content: Any) -> Any:

@@ -6,16 +6,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import numpy as np
+
+from jaxretr.data.sample_texts import PASSAGES, QUESTIONS
 from jaxretr.embeddings.encoding import Encoder, Path_, loaded
+from jaxretr.exports import card
 from jaxretr.exports import folder as model_folder
+from jaxretr.exports.card import read_run
 from jaxretr.exports.exporting import MODELS, ModelTarget
 from jaxretr.models.any_scorer import holds_cross_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision
+from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, reason
 
 # Weights that an earlier upload left and this one lacks would be read in place of this one's.
 _REPLACED = ("*.safetensors", "*.bin", "*.npy")
+
+# The largest difference of a score of a cross-encoder that is read back.
+_TOLERANCE = 1e-4
 
 # Of refusals by their HTTP status.
 _REMEDIES = {
@@ -47,7 +56,7 @@ class Published:
 
 
 def publish(
-    model: Encoder | Path_ | Callable[[], Encoder],
+    model: Encoder | CrossEncoder | Path_ | Callable[[], Encoder],
     repository: str,
     *,
     to: ModelTarget | None = None,
@@ -64,9 +73,10 @@ def publish(
     Log in first, with `hf auth login` or HF_TOKEN.
 
     Args:
-      model: an encoder, what `load_encoder` takes, or a function that loads it.
+      model: an encoder or cross-encoder, the path or hub name of one, or a function that loads an encoder.
       repository: OWNER/NAME, or OWNER/NAME@BRANCH, for a branch that is made if it is not there.
-      to: the library whose layout is written; by default sentence-transformers, and jaxretr for a combined model.
+      to: the library whose layout is written; by default sentence-transformers, and jaxretr for a combined model. A
+        cross-encoder has one layout, which transformers, sentence-transformers and jaxretr read.
       layout: for huggingface: bert or dpr, as for `export`.
       license: the license for the card, in the hub's spelling; by default unknown.
       private: make a new repository private; one that exists stays as it is.
@@ -74,8 +84,8 @@ def publish(
       dry_run: export and verify, but upload nothing.
 
     Raises:
-      UsageError: no name of a repository, or of a layout.
-      UserError: a cross-encoder, the layout cannot hold the model, or the hub refuses the upload or cannot be reached.
+      UsageError: no name of a repository, or of a layout; or a layout for a cross-encoder.
+      UserError: the layout cannot hold the model, or the hub refuses the upload or cannot be reached.
     """
     from huggingface_hub.utils import validate_repo_id
 
@@ -90,23 +100,41 @@ def publish(
     if to not in (None, *MODELS):
         layouts = ", ".join(MODELS)
         raise UsageError(f"to={to}: no layout of a model{did_you_mean(str(to), MODELS) or f'; give {layouts}'}")
-    encoder = loaded(model)
-    if encoder.source is not None and holds_cross_encoder(encoder.source):
-        raise UserError(
-            f"{encoder.source}: is a cross-encoder, whose head would be left out; upload its folder: hf upload"
-        )
-    target = to or ("jaxretr" if isinstance(encoder, CombinedEncoder) else "sentence-transformers")
+    if isinstance(model, str | Path) and holds_cross_encoder(str(model)):
+        model = CrossEncoder.from_pretrained(model)
+    if isinstance(model, CrossEncoder) and (to or layout):
+        raise UsageError(f"to={to or layout}: a cross-encoder has one layout; leave it out")
     with TemporaryDirectory(prefix="jaxretr-publish-") as temporary:
         folder = Path(temporary) / "model"
-        report = model_folder.export(
-            encoder, folder, target, layout=layout, source=encoder.source, license=license, repository=repository
-        )
+        if isinstance(model, CrossEncoder):
+            target, summary = "cross-encoder", _write_cross_encoder(model, folder, repository, license)
+        else:
+            encoder = loaded(model)
+            target = to or ("jaxretr" if isinstance(encoder, CombinedEncoder) else "sentence-transformers")
+            report = model_folder.export(
+                encoder, folder, target, layout=layout, source=encoder.source, license=license, repository=repository
+            )
+            summary = f"{report.texts} golden vectors recomputed, largest difference {report.difference:.1g}"
         files = {
             path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
         }
         commit = None if dry_run else _upload(folder, name, branch, private, message or f"Upload {target} model")
-    summary = f"{report.texts} golden vectors recomputed, largest difference {report.difference:.1g}"
     return Published(repository, files, commit, summary)
+
+
+def _write_cross_encoder(scorer: CrossEncoder, folder: Path, repository: str, license: str | None) -> str:
+    """Write a cross-encoder's folder and card, and return a line that says how far the scores of what is read back differ."""
+    scorer.save(folder)
+    source = scorer.source or "a cross-encoder that was not loaded from a folder"
+    run = read_run(source) if scorer.source else None
+    shown, run = card.without_folders(source), None if run is None else card.without_folders(run)
+    card.write_of_cross_encoder(folder, repository, scorer, source=shown, run=run, license=license)
+    passages = [{"title": title, "text": text} for title, text in PASSAGES]
+    read = CrossEncoder.from_pretrained(folder, dtype=scorer.dtype)
+    difference = float(np.abs(read.score(QUESTIONS, passages) - scorer.score(QUESTIONS, passages)).max())
+    if not difference <= _TOLERANCE:
+        raise UserError(f"{source}: not published: read back, its scores differ by {difference:.1g}")
+    return f"{len(QUESTIONS)} scores recomputed, largest difference {difference:.1g}"
 
 
 def _upload(folder: Path, name: str, branch: str | None, private: bool, message: str) -> str:

@@ -1,5 +1,7 @@
 """Publishing on the hub, tried with a stand-in: what arrives, what the card gives away, what is read again, and refusals."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from test_cli import train_once
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.config import to_json
 from jaxretr.exports.card import without_folders
 from jaxretr.exports.publishing import publish
 from jaxretr.runtime.errors import UsageError, UserError
@@ -74,6 +77,31 @@ def test_a_published_model_is_read_by_name_and_by_revision(
         jaxretr.load_encoder(f"{name}@v9")
 
 
+def test_a_published_cross_encoder_is_read_by_name(
+    hub: Hub, tiny_cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, own, run = "me/reranker", jaxretr.load_scorer(tiny_cross_encoder), tmp_path / "run"
+    shutil.copytree(tiny_cross_encoder, run / "model")
+    (run / "config.json").write_text(json.dumps(to_json(jaxretr.load_config("cross_encoder_small"))))
+    assert cli.main(["publish", str(run), f"{name}@v1", "--license", "mit"]) == 0
+    printed = capsys.readouterr().out
+    assert "4 scores recomputed, largest difference" in printed and hub.messages == ["Upload cross-encoder model"]
+    files = hub.files(name, "v1")
+    assert files is not None and {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files.keys()
+    card = files["README.md"].decode()
+    assert "license: mit\n" in card and f'CrossEncoder("{name}", revision="v1")' in card and "| 48 tokens |" in card
+    assert "Objective: a cross-encoder's loss `listwise`." in card and '"positive_weight"' in card
+    assert f'load_scorer("{name}@v1")' in card and str(tmp_path.parent) not in card
+    read = jaxretr.load_scorer(f"{name}@v1")
+    passages = [{"title": "Planets", "text": text} for text in TEXTS]
+    np.testing.assert_allclose(read.score(TEXTS, passages), own.score(TEXTS, passages), atol=1e-6)
+    # What is read back must score as the model does.
+    own.save = lambda folder: jaxretr.load_scorer(tiny_cross_encoder).save(folder)  # pyright: ignore[reportAttributeAccessIssue]
+    own.score = lambda questions, passages: np.zeros(len(questions))  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match="not published: read back, its scores differ by"):
+        publish(own, name)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_dry_run_uploads_nothing(hub: Hub, trained: Path) -> None:
     published = publish(trained / "run", "me/planets", dry_run=True)
     assert published.commit is None and published.files["golden.npy"] > 100 and not hub.branches
@@ -104,8 +132,8 @@ def test_what_cannot_be_published_is_said(
     }
     with pytest.raises(UsageError, match="to=onnx: no layout of a model; give huggingface"):
         publish("nothing is loaded", "me/x", to="onnx")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match="is a cross-encoder, whose head would be left out; upload its folder"):
-        publish(tiny_cross_encoder, "me/x", dry_run=True)
+    with pytest.raises(UsageError, match="to=jaxretr: a cross-encoder has one layout; leave it out"):
+        publish(tiny_cross_encoder, "me/x", to="jaxretr")
     encoder = jaxretr.load_encoder(trained / "run")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match=r"me/planets: the hub refuses the upload \(.*\); log in: hf auth login"):
