@@ -5,13 +5,16 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+README = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+REPOSITORY = "https://github.com/jaxretr/jaxretr"
+
 setup(
     packages=[*find_packages(include=["jaxretr*"]), "jaxretr.configs"],
     package_dir={"jaxretr.configs": "configs"},
     long_description=re.sub(
-        r"\]\((?![a-z]+:|#)",
-        "](https://github.com/jaxretr/jaxretr/blob/main/",
-        (Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+        r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)",
+        lambda found: f"{found[1]}[{found[2]}]({REPOSITORY}/{'raw' if found[1] else 'blob'}/main/",
+        README,
     ),
     long_description_content_type="text/markdown",
     # An editable install puts the clone on sys.path. The default, an import hook, comes after the working directory: there

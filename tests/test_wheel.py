@@ -45,4 +45,5 @@ def test_the_page_on_pypi_links_to_the_repository(wheel: zipfile.ZipFile) -> Non
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     page = Parser().parsestr(wheel.read(name).decode()).get_payload()
     assert "](https://github.com/jaxretr/jaxretr/blob/main/docs/get_started.md)" in page and "](docs/" not in page
+    assert "](https://github.com/jaxretr/jaxretr/raw/main/docs/images/training_step.svg)" in page
     assert Path(name).parts[0].startswith(f"jaxretr-{jaxretr.__version__}.")
