@@ -24,6 +24,7 @@ from jaxretr.models.embed import embed
 from jaxretr.models.sparse_encoder import SparseEncoder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.training.loop import train
 from jaxretr.training.runs.contrastive import ContrastiveRun
 
 QUESTIONS = [*TEXTS, "the ice, the ice and the first of the ice", "[SEP] is it [UNK]"]
@@ -149,6 +150,15 @@ def test_weights_begin_at_the_idf_and_learn_or_stay(masked: Path, tmp_path: Path
     config = _config(tmp_path / "learnt/model", tmp_path / "again", encoder={"query_weights": None})
     again: Any = ContrastiveRun(config, mesh1, tmp_path / "again/run").first_model()
     np.testing.assert_array_equal(again.params["question"][QUERY_WEIGHTS], trained["learnt"])
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_weights(masked: Path, tmp_path: Path) -> None:
+    config = _config(masked, tmp_path, train={"save_every": 2})
+    whole = train(config, tmp_path / "whole")
+    assert small_runs.train_killed_once(ContrastiveRun, config, tmp_path / "resumed", at=2) == whole
+    first, second = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "resumed"))
+    assert first.keys() == second.keys() and all(np.array_equal(each, second[name]) for name, each in first.items())
 
 
 def test_gradients_of_query_weights(theirs: Any, tmp_path: Path) -> None:
