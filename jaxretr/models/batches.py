@@ -167,6 +167,10 @@ class Shapes:
             return below, below
         return left, above
 
+    def first(self) -> "Shapes":
+        """Return some of the shapes, one row on each device of few lengths, with which any text can be computed."""
+        return replace(self, batch_rows=self.devices, steps=1)
+
     def every(self) -> list[tuple[int, int]]:
         """Return all (rows, length) that batches can have; they are few only with `steps`."""
         lengths = sorted({self.length(tokens) for tokens in range(1, self.max_length + 1)})
@@ -241,6 +245,10 @@ class PackedShapes:
     def length(self, tokens: int) -> int:
         """Return the tokens that a text of so many costs: there is no padding."""
         return tokens
+
+    def first(self) -> "PackedShapes":
+        """Return the smallest shape, with which any text can be computed."""
+        return replace(self, rows=self.rows[:1])
 
     def every(self) -> list[tuple[int, int]]:
         """Return all (rows, length) that batches can have."""

@@ -288,16 +288,25 @@ class Engine:
         steps, ratio = self.costs.in_advance
         return replace(shapes, steps=steps, ratio=ratio)
 
-    def compile(self, shapes: AnyShapes) -> None:
-        """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
+    def compile(self, shapes: AnyShapes, stopped: Callable[[], bool] | None = None) -> None:
+        """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do.
+
+        Args:
+          shapes: shapes from `few_shapes`, or the `first` of them.
+          stopped: asked before each program whether to compile no more; they are compiled one after the other, to leave
+            the processors to others. None: they are compiled side by side.
+        """
         if not self.compiles:
             return
         batches = [shapes.empty(*shape) for shape in shapes.every()]
-        with keep_short_programs():
-            self._compile(batches)
-        # A program's first call takes longer than the next ones: it should be nobody's request.
-        for batch in batches:
-            np.asarray(self._run(batch))
+        for some in [batches] if stopped is None else [[batch] for batch in batches]:
+            if stopped is not None and stopped():
+                return
+            with keep_short_programs():
+                self._compile(some)
+            # A program's first call takes longer than the next ones: it should be nobody's request.
+            for batch in some:
+                np.asarray(self._run(batch))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
         """Embed rows of token ids at once, in this thread.

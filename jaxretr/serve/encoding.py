@@ -1,6 +1,6 @@
 """An encoder as the service runs it: texts are tokenised apart from the computation, and any texts share a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,11 @@ class BatchEncoder:
 
     def __init__(self, encoder: DualEncoder | CombinedEncoder, batch_tokens: int | None = None):
         self.encoder, self.parts = encoder, parts_of(encoder)
-        self._shapes = {
+        self._all_shapes = {
             side: [part.engine(side).few_shapes(_length(part, side), batch_tokens) for part in self.parts]
             for side in SIDES
         }
+        self._shapes = dict(self._all_shapes)
         engines = [part.engine("passage") for part in self.parts]
         self.budget = min(engine.devices * (batch_tokens or engine.batch_tokens) for engine in engines)
         """Tokens of a batch."""
@@ -71,21 +72,32 @@ class BatchEncoder:
         return sum(
             _BYTES_A_LAYER * part.config.backbone.num_hidden_layers * len(shape.every())
             for part, shape in {
-                (part, shape) for side in SIDES for part, shape in zip(self.parts, self._shapes[side], strict=True)
+                (part, shape) for side in SIDES for part, shape in zip(self.parts, self._all_shapes[side], strict=True)
             }
             if part.engine("passage").compiles
         )
 
-    def compile(self) -> None:
-        """Compile every program that a text can need."""
+    def compile(self, *, first: bool = False, stopped: Callable[[], bool] | None = None) -> None:
+        """Compile every program that a text can need.
+
+        Args:
+          first: whether to compile only the few with which any text can be computed, a row at a time; these alone are
+            used until the others are compiled.
+          stopped: asked before each program whether to compile no more, see `Engine.compile`.
+        """
         done = set()
         for side in SIDES:
-            shapes = self._shapes[side]
-            for part, shape in zip(self.parts, shapes, strict=True):
-                engine = part.engine(side)
-                if (key := (id(engine), shape)) not in done:
-                    engine.compile(shape)
+            engines = [part.engine(side) for part in self.parts]
+            chosen = [
+                shapes.first() if first and engine.compiles else shapes
+                for engine, shapes in zip(engines, self._all_shapes[side], strict=True)
+            ]
+            for engine, shapes in zip(engines, chosen, strict=True):
+                if (key := (id(engine), shapes)) not in done:
+                    engine.compile(shapes, stopped)
                     done.add(key)
+            if stopped is None or not stopped():
+                self._shapes[side] = chosen
 
     def prompt(self, name: str) -> str:
         """The text of a prompt that the model names.

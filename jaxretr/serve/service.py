@@ -1,6 +1,8 @@
 """The service without HTTP, which REST, MCP and tests call."""
 
+import logging
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -30,6 +32,8 @@ from jaxretr.serve.settings import Settings
 from jaxretr.serve.threads import Threads
 from jaxretr.serve.writing import Writing
 from jaxretr.version import __version__
+
+log = logging.getLogger(__name__)
 
 State = Literal["starting", "ok", "stopping"]
 
@@ -83,6 +87,7 @@ class Service:
         self.metrics.watch(queues, self.indexes)
         self._searching = Searching(self.embedding, self.indexes, self.reranker, self._threads, self.metrics)
         self._writing = Writing(self.embedding, self.indexes, self._threads)
+        self._compiling = threading.Thread(target=self._compile_rest, name="compile")
 
     @property
     def name(self) -> str:
@@ -100,11 +105,14 @@ class Service:
         return self.embedding.batcher
 
     def start(self) -> None:
-        """Compile every program that a request can need; blocks, and the service answers afterwards."""
+        """Compile the programs that a first request needs; blocks. The service answers afterwards.
+
+        A thread compiles the others, for other lengths and batches, until the service is stopped.
+        """
         memory.announce(
             f"compiled programs of {self.name}, and requests", self.encoder.program_bytes() + _REQUESTS_BYTES
         )
-        self.encoder.compile()
+        self.encoder.compile(first=True)
         if self.reranker is not None:
             self.reranker.compile()
         # A first search reads or compiles what it needs, of an index that is empty now as well.
@@ -115,6 +123,15 @@ class Service:
             if len(index):
                 index.search(np.ones((1, index.dim), np.float32), 1, SearchOptions())
         self.state = "ok"
+        self._compiling.start()
+
+    def _compile_rest(self) -> None:
+        try:
+            self.encoder.compile(stopped=lambda: self.state == "stopping")
+            if self.state != "stopping":
+                log.info("all programs are compiled")
+        except Exception as error:
+            log.error("programs of larger batches were not compiled: %s; texts are computed one at a time", error)
 
     def stop(self) -> None:
         """Make the service answer that it is stopping; accepted requests are finished."""
@@ -124,6 +141,8 @@ class Service:
         """End threads and close indexes; blocks."""
         self.state = "stopping"
         self.moves.stop()
+        if self._compiling.ident is not None:
+            self._compiling.join()
         self.batcher.close()
         if self.reranker is not None:
             self.reranker.batcher.close()

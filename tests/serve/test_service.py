@@ -1,9 +1,10 @@
 """The service in this process: combined models, departed clients, and live indexes that come, go and change their model."""
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from jaxretr.embeddings.encoding import encode
 from jaxretr.indexes.opening import open_index
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.engine_choice import ENGINE_VARIABLE
+from jaxretr.runtime.parallel.programs import programs
 from jaxretr.serve.app import create_app
+from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import SearchRequest
 from jaxretr.serve.service import Service
@@ -199,3 +203,49 @@ def test_an_index_moves_to_another_model_and_back(with_data: Service, encoder: D
             assert await found() == before
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("engine", "batch_tokens"), [("padded", 64), ("packed", 2048)])
+def test_texts_are_computed_with_the_first_programs_until_all_are_compiled(
+    encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch, engine: str, batch_tokens: int
+) -> None:
+    monkeypatch.setenv(ENGINE_VARIABLE, engine)
+    config = dataclasses.replace(encoder.config, max_question_length=32)  # No other test has compiled its programs.
+    model = DualEncoder(config, encoder.params, encoder.tokenizer)
+    served, shapes = BatchEncoder(model, batch_tokens), model.engine("passage").few_shapes(32, batch_tokens).every()
+    texts = [" ".join(["rome"] * count) for count in range(1, 50)]
+    rows, expected = served.tokenise("passage", texts).rows, encoder.encode_passages(texts)
+
+    def needed(call: Callable[[], Any]) -> int:
+        before = programs()
+        call()
+        news = programs() - before
+        return news.compiled + news.cached
+
+    def check() -> None:
+        np.testing.assert_allclose(served.compute("passage", rows), expected, rtol=0, atol=1e-5)
+
+    first = needed(lambda: served.compile(first=True))
+    assert needed(check) == 0
+    assert needed(lambda: served.compile(stopped=lambda: True)) == needed(check) == 0
+    rest = needed(lambda: served.compile(stopped=lambda: False))
+    assert 0 < first < first + rest == len(shapes)
+    assert needed(check) == 0
+
+
+def test_a_service_answers_while_further_programs_are_compiled_and_closing_ends_that(
+    encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[bool] = []
+
+    def held(self: BatchEncoder, *, first: bool = False, stopped: Callable[[], bool] | None = None) -> None:
+        while stopped is not None and not stopped():
+            time.sleep(0.01)
+        compiled.append(first)
+
+    monkeypatch.setattr(BatchEncoder, "compile", held)
+    service = Service(encoder, {}, settings=SMALL)
+    service.start()
+    assert service.state == "ok" and compiled == [True]
+    service.close()
+    assert compiled == [True, False]
