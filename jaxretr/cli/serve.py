@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,7 @@ def _serve(args: argparse.Namespace) -> None:
     for package in ("fastapi", "uvicorn", "prometheus_client", "limits"):
         import_extra(package, "serve")
     from jaxretr.cli.model import load_model, scorer_loader
+    from jaxretr.embeddings.encoding import Encoder
     from jaxretr.indexes.certified.engines import engine_of
     from jaxretr.models.hub.dual_encoder_folder import check_finished
     from jaxretr.serve import server
@@ -118,8 +120,12 @@ def _serve(args: argparse.Namespace) -> None:
     Rates(settings.rate)  # Refuses a wrong rate before the model is loaded.
     keys = Keys.read(Path(args.keys)) if args.keys else None
 
+    def encoder() -> Encoder:
+        _import_tokenizers()
+        return load_model(args)
+
     parts = Parts(
-        encoder=lambda: load_model(args),
+        encoder=encoder,
         **given(args, "Parts"),
         reranker=load_reranker,
         settings=settings,
@@ -129,6 +135,16 @@ def _serve(args: argparse.Namespace) -> None:
     lines = RequestLog(settings.log_texts)
     with log_as_json(lines):
         server.run(parts.load, settings, listener=listener, keys=keys, lines=lines)
+
+
+def _import_tokenizers() -> None:
+    """Import transformers' tokenizers without torch, which they import where it is installed: a service has no use for it."""
+    hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore[reportArgumentType]
+    try:
+        from transformers import AutoTokenizer  # noqa: F401
+    finally:
+        if hidden:
+            del sys.modules["torch"]
 
 
 def _port(text: str) -> int:
