@@ -11,6 +11,7 @@ from jaxretr.models.backbones.attention_kernels import KeyBias
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.dropout import ATTENTION, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
+from jaxretr.models.backbones.layer_stacks import traced_once
 from jaxretr.models.backbones.layers import (
     ACTIVATIONS,
     Dense,
@@ -111,7 +112,7 @@ class BertEncoder(Encoder):
         if self.config.relative_attention_num_buckets:
             positions = relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
         bias = key_bias(lengths, length, positions)
-        return lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:])
+        return traced_once(lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:]))
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
         return self.norm(x) if self.config.pre_layer_norm else x.astype(jnp.float32)

@@ -171,6 +171,20 @@ def scan_layers(
     return jax.lax.platform_dependent(x, params, cpu=on_cpus, default=scan)
 
 
+def traced_once(apply: Callable[[Any, Any, jax.Array | None, Any], Any]) -> Callable[..., Any]:
+    """Return the function of `scan_layers` for layers that do not depend on their number: Python traces a list's first one alone.
+
+    Args:
+      apply: the function; XLA inlines its calls, so that the program is the same.
+    """
+    traced = jax.jit(lambda graph, params, x, keys: apply(nnx.merge(graph, params), x, keys, None), static_argnums=0)
+
+    def run(layer: Any, x: Any, keys: jax.Array | None, number: Any) -> Any:
+        return traced(*nnx.split(layer), x, keys) if isinstance(number, int) else apply(layer, x, keys, number)
+
+    return run
+
+
 def map_layers(function: Callable[[Any], Any], params: Any, dtype: Any) -> Any:
     """`jax.lax.map` over the parameters of stacked layers.
 
