@@ -269,7 +269,7 @@ def main() -> None:
     print(describe())
     ours = start_ours(args, model, store, file)
     print(f"ready after {ours.ready:.1f} s with {ours.resident / 2**20:.0f} MiB")
-    while "all programs are compiled" not in ours.log.read_text():
+    while ours.process.poll() is None and "all programs are compiled" not in ours.log.read_text():
         time.sleep(0.1)
     peer = start_peer(args, model) if args.peer else None
     offline = load_encoder(model, dtype=args.compute)
