@@ -120,7 +120,7 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     ]
     assert main([*words, "--generator", str(tiny_models / "encoder")]) == 1
     assert "writes no text" in the_error(capsys)
-    # Nothing was made, so another generator can take the folder.
+    words[-1] = str(tmp_path / "other")
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--prompt-length", "4"]) == 2
     assert "--prompt-length 4: the template takes" in the_error(capsys)
     (tmp_path / "full").mkdir()
