@@ -62,7 +62,7 @@ def service(encoder: DualEncoder, filled: MemoryIndex, tiny_cross_encoder: Path)
     service = Service(encoder, {"wiki": filled, "notes": notes}, reranker=load_scorer(tiny_cross_encoder))
     # Each program is compiled when it is needed: these tests need few of them.
     assert service.reranker is not None
-    service.encoder.compile = service.reranker.compile = lambda: None
+    service.encoder.compile = service.reranker.compile = lambda **_: None
     service.start()
     yield service
     service.close()
