@@ -151,7 +151,7 @@ def compare_arms(
     print(f"\n{bed.name}: {asked} test questions, {len(read_corpus(bed.folder))} passages, {len(args.seeds)} seeds\n")
     print(markdown(METRICS, rows) + "\n")
     for name in arms:
-        for metric in ("recall@20", "mrr@10"):
+        for metric in METRICS:
             first, second = ([values[metric] for values in found[system]] for system in (name, START))
             print(f"{name} - {START}, {metric}: {difference(first, second)}")
 
