@@ -194,12 +194,13 @@ def cross_encoder_programs(
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
     """Return the supervised run of a dual encoder that reads the same files and draws the same passages from them."""
     names = [field.name for field in dataclasses.fields(ExampleData)]
+    # Which scores an example needs; the loss itself is the cross-encoder's.
+    compares = "margin_mse" if config.ranking.loss == "margin_mse" else "kl"
     return ContrastiveConfig(
         name=config.name,
         train=config.train,
         data=ContrastiveData(**{name: getattr(config.data, name) for name in names}),
         encoder=Encoder(config.encoder.path),
         negatives=Negatives(static=config.negatives.static, mined=config.negatives.mined),
-        # Either loss reads the scores; the loss itself is the cross-encoder's.
-        distillation=Distillation(loss="margin_mse" if config.ranking.has_teacher else "none"),
+        distillation=Distillation(loss=compares if config.ranking.has_teacher else "none"),
     )

@@ -1,5 +1,6 @@
 """Runs of cross-encoders: they learn, resume bit for bit, are read by others, and refuse what cannot be."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -186,7 +187,8 @@ def test_a_plan_has_the_batch_of_the_run(
 
 def test_a_teachers_scores_follow_the_draws(tiny_models: Path, mesh1: jax.sharding.Mesh, tmp_path: Path) -> None:
     """Empty places and the question itself give way to random passages, which have no score."""
-    draws = CrossEncoderRun(with_teacher(tiny_models, tmp_path), mesh1, tmp_path).draws
+    teaching = with_teacher(tiny_models, tmp_path)
+    draws = CrossEncoderRun(teaching, mesh1, tmp_path).draws
     written = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
     rows, teacher = draws.rows(np.arange(len(written)), 3)
     assert teacher is not None and teacher.dtype == np.float32 and (rows != NO_PASSAGE).all()
@@ -196,6 +198,15 @@ def test_a_teachers_scores_follow_the_draws(tiny_models: Path, mesh1: jax.shardi
         texts = [draws.examples.passages.texts[place] for place in row]
         found = {text: score for text, score in zip(texts, scores.tolist(), strict=True) if not np.isnan(score)}
         assert found == known and texts[0] == example["pos"][0]
+    # Two scored negatives are enough for all losses but Margin-MSE.
+    for example in written:
+        example["pos_scores"] = [None] * len(example["pos"])
+    (tmp_path / "scored.jsonl").write_text("".join(json.dumps(example) + "\n" for example in written))
+    (tmp_path / "again").mkdir()
+    for loss, message in (("kl", None), ("margin_mse", "no example has a positive and a negative with a score")):
+        scored = dataclasses.replace(teaching, ranking=dataclasses.replace(teaching.ranking, loss=loss))
+        with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+            CrossEncoderRun(scored, mesh1, tmp_path / "again" / loss)
 
 
 def with_lora(models: Path, folder: Path) -> RerankerConfig:
