@@ -531,32 +531,11 @@ def test_from_documents(main: Main, data: Path, encoder: Path, tmp_path: Path, m
     monkeypatch.setattr(module, "PASSAGES", 40)
     monkeypatch.setattr(module, "TEST", 3)
     monkeypatch.setattr(QuestionGenerator, "generate_tokens", Quoting.generate_tokens)
-    words = [
-        "--data",
-        data,
-        "--generator",
-        make_model("qwen3_lm", tmp_path),
-        "--model",
-        encoder,
-        "--runs",
-        tmp_path / "runs",
-    ]
-    settings = [
-        "--settings",
-        "--steps",
-        2,
-        "--batch-size",
-        4,
-        "--prompt-length",
-        96,
-        "--max-length",
-        32,
-        "--template",
-        "upr",
-        "--per-passage",
-        1,
-    ]
-    printed = main(module, *words, "--asked", 30, "--seeds", 0, 1, *settings)
+    words = ["--data", data, "--runs", tmp_path / "runs", "--model", encoder, "--asked", 30, "--seeds", 0, 1]
+    words += ["--generator", make_model("qwen3_lm", tmp_path)]
+    settings = ["--steps", 2, "--batch-size", 4, "--prompt-length", 96, "--max-length", 32]
+    asked = ["--settings", *settings, "--template", "upr", "--per-passage", 1]
+    printed = main(module, *words, *asked)
     assert "seed 1: " in printed and " of 2, minutes {'generating': " in printed
     for row in ("BM25", "before", "after"):
         assert f"\n| {row} | " in printed

@@ -101,10 +101,8 @@ def trim(folder: Path, limit: int) -> None:
     for _, size, path in sorted(entries):
         if excess <= 0:
             return
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         excess -= size
 
 
