@@ -59,12 +59,12 @@ class Client:
         return f"Client({self.url!r})"  # The key is a secret.
 
     def search(
-        self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
+        self, query: str | Sequence[float] | Mapping[str, Any], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[ScoredDocument]:
         """Find the best documents for a question, or for its vector.
 
         Args:
-          query: the text, or its vector [D].
+          query: the text, or its vector [D]; a sparse one as {"indices": [...], "values": [...]}.
           index: the index's name; None: the service's only index.
           k: the number of hits.
           options: further fields of a request to search: where, allow, deny, exact, target_recall, lexical_weight, rerank,
@@ -73,7 +73,10 @@ class Client:
         Raises:
           ServiceError: the service refuses it, or cannot be reached.
         """
-        what = {"query": query} if isinstance(query, str) else {"vector": [float(value) for value in query]}
+        if isinstance(query, str):
+            what: dict[str, Any] = {"query": query}
+        else:
+            what = {"vector": query if isinstance(query, Mapping) else [float(value) for value in query]}
         answer = self._post(f"/v1/{self._index(index)}/search", _json({**what, "k": k, **options}))
         return [_scored_document(hit) for hit in answer["results"][0]["hits"]]
 

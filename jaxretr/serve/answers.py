@@ -5,6 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from jaxretr.serve.problems import Type
+from jaxretr.serve.requests import SparseVector
 
 
 class ErrorFacts(TypedDict):
@@ -22,11 +23,11 @@ class ErrorAnswer(TypedDict):
 
 
 class Embedding(TypedDict):
-    """One vector: numbers, or base64 of float32, the lowest byte first."""
+    """One vector: numbers; base64 of float32, the lowest byte first; or what a sparse model's has besides zeros."""
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | str | SparseVector
 
 
 class Usage(TypedDict):

@@ -29,6 +29,17 @@ Id = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 FieldName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIM)]
+Dimension = Annotated[int, Field(ge=0, lt=2**31)]
+SparseVector = with_config(ConfigDict(strict=True, extra="forbid", title="SparseVector"))(
+    TypedDict(
+        "SparseVector",
+        {
+            "indices": Annotated[list[Dimension], Field(max_length=MAX_DIM)],
+            "values": Annotated[list[Number], Field(max_length=MAX_DIM)],
+        },
+    )
+)
+"""A vector by its dimensions that are not 0, as `encoding_format` sparse returns it: their numbers, and the values there."""
 FieldText = Annotated[str, StringConstraints(max_length=4096)]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FieldValue = FieldText | bool | Integer | Number | None
@@ -90,7 +101,9 @@ class _Embeddings(Lenient):
     """What requests for embeddings have besides what they embed."""
 
     model: str | None = Field(default=None, max_length=512, description="ignored: there is one model")
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64", "sparse"] = Field(
+        default="float", description="sparse, for a sparse model: the dimensions that are not 0, and their values"
+    )
     dimensions: int | None = Field(
         default=None,
         ge=1,
@@ -141,9 +154,12 @@ class SearchRequest(Strict):
     """A search by texts or by vectors."""
 
     query: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_QUERIES)] | None = None
-    vector: Vector | Annotated[list[Vector], Field(min_length=1, max_length=MAX_QUERIES)] | None = Field(
-        default=None, description="in place of a query: the question's vector, made with the model or otherwise"
-    )
+    vector: (
+        Vector
+        | SparseVector
+        | Annotated[list[Vector | SparseVector], Field(min_length=1, max_length=MAX_QUERIES)]
+        | None
+    ) = Field(default=None, description="in place of a query: the question's vector, made with the model or otherwise")
     k: int = Field(default=10, ge=1, le=MAX_K)
     where: Where = Field(default_factory=dict)
     allow: list[Id] | None = Field(default=None, max_length=MAX_IDS, description="the only documents that may be found")

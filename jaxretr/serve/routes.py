@@ -338,6 +338,13 @@ def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedd
         vectors = _first(vectors, body.dimensions, service)
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+    elif body.encoding_format == "sparse":
+        if not all(part.config.sparse for part in service.encoder.parts):
+            raise Invalid(
+                "encoding_format: the model's vectors are not sparse; ask for float or base64", "encoding_format"
+            )
+        found = ((row, np.flatnonzero(row)) for row in vectors)
+        rows = [{"indices": entries.tolist(), "values": row[entries].tolist()} for row, entries in found]
     else:
         rows = vectors.tolist()
     return {

@@ -10,7 +10,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
-from jaxretr.serve.requests import MAX_HITS, SearchRequest
+from jaxretr.serve.requests import MAX_HITS, SearchRequest, SparseVector
 
 
 def search_options(request: SearchRequest) -> SearchOptions:
@@ -33,11 +33,16 @@ def question_texts(request: SearchRequest) -> list[str] | None:
     if (request.query is None) == (request.vector is None):
         raise Invalid("give either query or vector", "query")
     questions: Any = request.query if request.query is not None else request.vector
-    is_single = isinstance(questions, str) or not isinstance(questions[0], str | list)
-    count = 1 if is_single else len(questions)
+    count = len(_each(questions))
     if count * request.k > MAX_HITS:
         raise Invalid(f"{count} questions of {request.k} hits each are more than {MAX_HITS} hits; ask for fewer", "k")
     return [request.query] if isinstance(request.query, str) else request.query
+
+
+def _each(questions: Any) -> list[Any]:
+    """The questions of a request, texts or vectors, which may be one that is not in a list."""
+    is_single = isinstance(questions, str | dict) or not isinstance(questions[0], str | list | dict)
+    return [questions] if is_single else questions
 
 
 def part_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[float] | None:
@@ -62,16 +67,37 @@ def question_vectors(request: SearchRequest, dim: int) -> np.ndarray:
     Raises:
       Invalid: they do not fit the index.
     """
-    questions: Any = request.vector
-    vectors = questions if isinstance(questions[0], list) else [questions]
-    for number, vector in enumerate(vectors):
-        if len(vector) != dim:
-            raise Invalid(f"vector {number} has {len(vector)} numbers, the index {dim} dimensions", "vector")
+    vectors = _each(request.vector)
+    matrix = np.zeros((len(vectors), dim), np.float32)
     with np.errstate(over="ignore"):
-        matrix = np.array(vectors, np.float32).reshape(len(vectors), dim)
+        for number, vector in enumerate(vectors):
+            if isinstance(vector, dict):
+                matrix[number, _dimensions(vector, number, dim)] = vector["values"]
+            elif len(vector) != dim:
+                raise Invalid(f"vector {number} has {len(vector)} numbers, the index {dim} dimensions", "vector")
+            else:
+                matrix[number] = vector
     if not np.isfinite(matrix).all():
         raise Invalid("vector: a number is too large for float32", "vector")
     return matrix
+
+
+def _dimensions(vector: SparseVector, number: int, dim: int) -> list[int]:
+    """The dimensions of a sparse vector.
+
+    Raises:
+      Invalid: they do not fit the index or the values.
+    """
+    indices, values = vector["indices"], vector["values"]
+    if len(indices) != len(values):
+        raise Invalid(
+            f"vector {number} has {len(indices)} indices and {len(values)} values; give one for each", "vector"
+        )
+    if len(set(indices)) < len(indices):
+        raise Invalid(f"vector {number} has an index twice; give each once", "vector")
+    if indices and max(indices) >= dim:
+        raise Invalid(f"vector {number} has the index {max(indices)}, the index {dim} dimensions", "vector")
+    return indices
 
 
 class AnswerHits:

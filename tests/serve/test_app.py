@@ -212,6 +212,7 @@ def test_what_cannot_be_searched_is_said(call: Callable[..., Any], body: dict[st
         ("embeddings", {"input": {}}, "input", "a string or a list"),
         ("embeddings", {"input": None}, "input", "null is not"),
         ("embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),
+        ("embeddings", {"input": "a", "encoding_format": "sparse"}, "encoding_format", "not sparse"),
         ("embeddings", {}, "input", "missing"),
         ("wiki/search", {"query": ""}, "query", "at least 1"),
         ("wiki/search", {"query": ["a"] * 65}, "query", "at most 64"),
