@@ -178,14 +178,13 @@ def _changed(config: AnyConfig, changes: dict[str, dict[str, object]]) -> AnyCon
 def contrastive_program(**changes: object) -> ContrastiveProgram:
     """The plainest supervised program, for tests of parts of the step: embeddings of BERT's size, no encoder needed.
 
-    `changes` are its fields, or fields of its sections: contrastive_program(seed=1, retrieved=3).
+    `changes` are its fields, or fields of its sections: contrastive_program(chunk=1, retrieved=3).
     """
     plain = ContrastiveProgram(
         encoder=DualEncoderConfig(BERT),
         encoder_dtype="float32",
         corpus_rows=20,
         index=LiveIndex(block_rows=3, encode_rows=8),
-        seed=0,
         positives=1,
         sizes=(BERT.hidden_size,),
         negatives=Negatives(last_rank=8),

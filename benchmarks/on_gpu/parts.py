@@ -161,7 +161,6 @@ def _index_program(encoder: DualEncoderConfig, rows: int, passages: np.ndarray |
         index=LiveIndex(),
         chunk=64,
         activation_bytes=0,
-        seed=0,
         passage_widths=() if passages is None else passage_widths(passages, WIDTH),
     )
 
@@ -392,7 +391,7 @@ def mlm_step(part: Part, chunk: int) -> None:
     params = random_params(define(lambda rngs: MaskedLm(bert, dtype="bfloat16", rngs=rngs))[1], mesh)
     weights = jax.device_get(params["bert"])
     state = sharding.put(TrainState.create(params, optimizer), mesh)
-    step = make_token_step(masked_lm_loss(bert, "bfloat16"), optimizer, mesh, chunk=chunk, dropout_seed=0)
+    step = make_token_step(masked_lm_loss(bert, "bfloat16"), optimizer, mesh, chunk=chunk, dropout=True)
     call, seconds = part.compiled("MLM step", step, state, batch)
     part.compare(
         "MLM step",

@@ -1,5 +1,6 @@
 """Checkpoints of a run; the only file that knows Orbax."""
 
+import dataclasses
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,10 +11,12 @@ from orbax.checkpoint import v1 as ocp
 from jaxretr.config import LOWER_IS_BETTER, Config, to_json
 from jaxretr.runtime.errors import UserError, reason
 from jaxretr.runtime.parallel.hosts import is_of_collective, wait_for_all
+from jaxretr.runtime.parallel.mesh import put_tree
 from jaxretr.runtime.parallel.sharding import dotted
 from jaxretr.runtime.storage.orbax_buckets import teach_orbax
 from jaxretr.runtime.storage.paths import is_remote
 from jaxretr.training.checkpoint_seals import CheckpointSeals
+from jaxretr.training.state import StepNumbers, TrainState
 
 
 class Checkpoints:
@@ -77,7 +80,7 @@ class Checkpoints:
             self._seal()
             self._saving = self._checkpointer.save_async(
                 step,
-                state,
+                _with_numbers(state, None),
                 force=True,
                 metrics=None if metrics is None else {**metrics},
                 custom_metadata={"config": to_json(self.config)},
@@ -108,7 +111,7 @@ class Checkpoints:
             if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
             raise self._unreadable(step, error) from error
-        like = _without_newer_fields(saved, like)
+        like = _with_numbers(_without_newer_fields(saved, like), None)
         differences = _differences(saved, like)
         if differences:
             raise UserError(
@@ -117,7 +120,7 @@ class Checkpoints:
                 "use the config it was made with, or another workdir="
             )
         try:
-            return self._load(step, saved, like)
+            return _with_numbers(self._load(step, saved, like), self.config)
         except Exception as error:
             if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
@@ -210,6 +213,19 @@ class Checkpoints:
         finally:
             if self._seals is not None:
                 self._seals.close()
+
+
+def _with_numbers(state: Any, config: Config | None) -> Any:
+    """Return a state with the numbers of its config, or with none, as it is saved."""
+    train = getattr(state, "train", state)
+    if not isinstance(train, TrainState):
+        return state
+    numbers = None
+    if config is not None:
+        place = train.step.sharding
+        numbers = put_tree(StepNumbers.of(config), StepNumbers(place, place))
+    train = dataclasses.replace(train, numbers=numbers)
+    return state._replace(train=train) if hasattr(state, "train") else train
 
 
 def _without_newer_fields(saved: Any, like: Any) -> Any:

@@ -83,6 +83,8 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
     """Return the optimizer: clipping by the global norm, then AdamW, or another, with decoupled weight decay.
 
+    Its `update` takes the peak learning rate, a scalar `peak`: runs of other rates share a compiled step.
+
     Args:
       config: the optimizer and its arguments, rates, decay, clipping, averaging.
       steps: length of the run.
@@ -90,29 +92,28 @@ def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
     Raises:
       UsageError: an argument that the optimizer does not have, or a function of the user's that is not found.
     """
-    rate, arguments = schedule(config, steps), _arguments(config)
+    share, arguments = schedule(dataclasses.replace(config, learning_rate=1.0), steps), _arguments(config)
     parts = [clip_by_global_norm(config.clip)]
     if config.name == "adamw":
-        parts.append(
-            _made(
-                config,
-                optax.adamw,
-                learning_rate=rate,
-                b1=config.b1,
-                b2=config.b2,
-                eps=config.eps,
-                weight_decay=config.weight_decay,
-                mask=decays,
-                **arguments,
-            )
+        last = _made(
+            config,
+            optax.adamw,
+            learning_rate=share,
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decays,
+            **arguments,
         )
     else:
         # The direction, at a rate of 1; then what all have in common.
         parts += [
             _made(config, _maker(config.name), learning_rate=1.0, **arguments),
             optax.add_decayed_weights(-config.weight_decay, decays),
-            optax.scale_by_schedule(rate),
         ]
+        last = optax.scale_by_schedule(share)
+    parts.append(_at_peak(last))
     if config.rates:
         parts.append(scale_by_name(config.rates))
     if config.ema:
@@ -172,14 +173,24 @@ def _made(config: Optimizer, make: Callable[..., Any], **arguments: Any) -> opta
     return made
 
 
+def _at_peak(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return a transformation whose updates are multiplied by the peak learning rate, which `update` is given."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, peak: Any, **_: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(updates, state, params)
+        return jax.tree.map(lambda x: (peak * x).astype(x.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
 def _on_whole_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return an optimizer whose state every device holds whole, so that it gets whole gradients."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, inside = inner.update(updates, state.of_whole, params)
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
+        updates, inside = optax.with_extra_args_support(inner).update(updates, state.of_whole, params, **more)
         return updates, OfWhole(inside)
 
-    return optax.GradientTransformation(lambda params: OfWhole(inner.init(params)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: OfWhole(inner.init(params)), update)
 
 
 def scale_by_name(rates: tuple[str, ...]) -> optax.GradientTransformation:

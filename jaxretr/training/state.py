@@ -1,12 +1,15 @@
 """The state that a run carries from step to step."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from jaxretr.config import Config
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.split_parameters import gathered_like, parts_like
@@ -27,6 +30,25 @@ class ProductCodes:
 
 @jax.tree_util.register_dataclass
 @dataclass
+class StepNumbers:
+    """Settings that are arguments of the compiled step: runs that differ in these alone compile one program.
+
+    They are the config's, and no part of a checkpoint.
+    """
+
+    peak: Any = field(default_factory=lambda: np.float32(1.0))
+    """The highest learning rate, float32 scalar."""
+    seed: Any = field(default_factory=lambda: np.uint32(0))
+    """The seed of what a step draws, uint32 scalar."""
+
+    @staticmethod
+    def of(config: Config) -> "StepNumbers":
+        """Return a run's numbers; of the seed, the 32 bits that JAX's keys hold."""
+        return StepNumbers(np.float32(config.optimizer.learning_rate), np.uint32(config.train.seed % (1 << 32)))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
 class TrainState:
     """The trained parameters, their optimizer's state, and the parameters that stay frozen."""
 
@@ -38,16 +60,29 @@ class TrainState:
     """Parameters that are not trained: no gradient is computed for them, and the optimizer knows nothing of them."""
     codes: ProductCodes | None = None
     """Product codes, in a run that is aware of them; otherwise None."""
+    numbers: StepNumbers = field(default_factory=StepNumbers)
+    """The run's learning rate and seed."""
 
     @staticmethod
-    def create(params: Params, optimizer: optax.GradientTransformation, frozen: Params | None = None) -> "TrainState":
-        """Return a state before its first step."""
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), frozen or {})
+    def create(
+        params: Params,
+        optimizer: optax.GradientTransformation,
+        frozen: Params | None = None,
+        numbers: StepNumbers | None = None,
+    ) -> "TrainState":
+        """Return a state before its first step; without `numbers`, with a learning rate and a seed of 1 and 0."""
+        first, numbers = jnp.zeros((), jnp.int32), numbers or StepNumbers()
+        return TrainState(first, params, optimizer.init(params), frozen or {}, numbers=numbers)
 
     @property
     def weights(self) -> Params:
         """All parameters, trained and frozen, as the model has them."""
         return join(self.params, self.frozen)
+
+    @property
+    def key(self) -> jax.Array:
+        """The PRNG key of the next step."""
+        return step_key(self.numbers.seed, self.step)
 
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
         """Return the state after one optimizer update.
@@ -58,9 +93,15 @@ class TrainState:
           optimizer: the optimizer that the state was created with.
         """
         parts = parts_like(gradients, self.params)
-        updates, opt_state = optimizer.update(gradients, self.opt_state, parts)
+        update = optax.with_extra_args_support(optimizer).update
+        updates, opt_state = update(gradients, self.opt_state, parts, peak=self.numbers.peak)
         params = gathered_like(self.params, optax.apply_updates(parts, updates))
-        return TrainState(self.step + 1, params, opt_state, self.frozen, self.codes)
+        return dataclasses.replace(self, step=self.step + 1, params=params, opt_state=opt_state)
+
+
+def step_key(seed: jax.Array, step: jax.Array) -> jax.Array:
+    """Return a step's PRNG key, by the run's seed and the step's number."""
+    return jax.random.fold_in(jax.random.key(seed), step)
 
 
 @jax.tree_util.register_dataclass

@@ -180,8 +180,9 @@ def sweep(config: Config | str | Path, *, grid: Mapping[str, Iterable[Any]], wor
 
     Each run is one of `jaxretr.train` in a folder of `workdir` that is named after its combination: called again, the sweep
     skips what is finished and resumes what is not, and a wider grid adds to the runs that exist. The runs share their token
-    stores (`workdir`/tokens, unless the config names another folder) and the compiled programs that do not depend on the
-    settings. A run whose loss diverges counts as it is, and the others go on.
+    stores (`workdir`/tokens, unless the config names another folder) and the compiled programs: runs that differ in the
+    learning rate and the seed alone compile one training step. A run whose loss diverges counts as it is, and the others go
+    on.
 
     `workdir` gets sweep.json, the result, and sweep.html, the curves of all runs.
 

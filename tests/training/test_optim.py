@@ -63,11 +63,11 @@ def test_twenty_steps_equal_torch() -> None:
     norms = [float(optax.global_norm(gradient)) for gradient in gradients]
     assert min(norms) < config.clip < max(norms)
 
-    optimizer = build(config, 20)
+    optimizer: Any = build(config, 20)
     params, state = start, optimizer.init(start)
     update = jax.jit(optimizer.update)
     for gradient in gradients:
-        updates, state = update(gradient, state, params)
+        updates, state = update(gradient, state, params, peak=config.learning_rate)
         params = optax.apply_updates(params, updates)
 
     theirs = {
@@ -106,8 +106,8 @@ def test_only_matrices_and_tables_decay() -> None:
         projection_size=3,
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), abstract_params(encoder))
-    optimizer = build(Optimizer(learning_rate=0.1, weight_decay=0.5, warmup=0.0, final=1.0), 10)
-    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
+    optimizer: Any = build(Optimizer(weight_decay=0.5, warmup=0.0, final=1.0), 10)
+    updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params, peak=0.1)
     moved = jax.tree.map(lambda update: float(np.abs(update).max()), updates)
     flat = {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves(moved)}
     for name, value in flat.items():

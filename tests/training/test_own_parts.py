@@ -234,10 +234,11 @@ def test_functions_are_looked_for_without_running_a_script_again(tmp_path: Path)
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def updates_of(optimizer: optax.GradientTransformation, params: Any, gradients: list[Any]) -> list[Any]:
+def updates_of(config: Optimizer, params: Any, gradients: list[Any]) -> list[Any]:
+    optimizer: Any = build(config, len(gradients))
     state, found = optimizer.init(params), []
     for gradient in gradients:
-        updates, state = optimizer.update(gradient, state, params)
+        updates, state = optimizer.update(gradient, state, params, peak=config.learning_rate)
         params = optax.apply_updates(params, updates)
         found.append(params)
     return found
@@ -273,7 +274,7 @@ def test_optimizers_are_optax_s_with_our_schedule_and_decay(
     config = Optimizer(name=name, arguments=arguments, learning_rate=1e-2, clip=1e9, warmup=0.4, schedule="cosine")
     rng = np.random.default_rng(0)
     params, gradients = random_tree(rng, 1.0), [random_tree(rng, 1.0) for _ in range(5)]
-    found, expected = updates_of(build(config, 5), params, gradients), by_hand(theirs, config, params, gradients)
+    found, expected = updates_of(config, params, gradients), by_hand(theirs, config, params, gradients)
     for ours, other in zip(found, expected, strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), ours, other)
     assert not np.allclose(found[0]["query"]["kernel"], params["query"]["kernel"])
@@ -283,7 +284,7 @@ def test_muon_takes_each_layers_matrix_and_adam_the_rest() -> None:
     config = Optimizer(name="muon", learning_rate=1e-2, clip=1e9, weight_decay=0.0, warmup=0.0, decay=0.0)
     rng = np.random.default_rng(1)
     params, gradient = random_tree(rng, 1.0), random_tree(rng, 1.0)
-    (after,) = updates_of(build(config, 1), params, [gradient])
+    (after,) = updates_of(config, params, [gradient])
     for layer in range(2):
         alone = contrib.muon(1e-2)
         matrix = {"kernel": params["query"]["kernel"][layer]}
@@ -315,16 +316,16 @@ def test_rates_and_averages() -> None:
     plain, rated = (Optimizer(learning_rate=1e-2, weight_decay=0.0, rates=each) for each in ((), rates))
     rng = np.random.default_rng(2)
     params, gradients = random_tree(rng, 1.0), [random_tree(rng, 1.0) for _ in range(3)]
-    one, other = (updates_of(build(each, 3), params, gradients)[0] for each in (plain, rated))
+    one, other = (updates_of(each, params, gradients)[0] for each in (plain, rated))
     change = jax.tree.map(lambda a, b, w: (a - w) / np.where(b == w, np.nan, b - w), other, one, params)
     np.testing.assert_allclose(change["query"]["kernel"], 2.0, rtol=1e-3)
     np.testing.assert_array_equal(other["query"]["bias"], params["query"]["bias"])
     np.testing.assert_allclose(change["word_embedding"]["table"], 1.0, rtol=1e-3)
 
-    averaged = build(Optimizer(learning_rate=1e-2, ema=0.5), 3)
+    averaged: Any = build(Optimizer(ema=0.5), 3)
     state, weights, expected = averaged.init(params), params, params
     for gradient in gradients:
-        updates, state = averaged.update(gradient, state, weights)
+        updates, state = averaged.update(gradient, state, weights, peak=1e-2)
         weights = optax.apply_updates(weights, updates)
         expected = jax.tree.map(lambda a, w: 0.5 * a + 0.5 * w, expected, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state[-1].average, expected)

@@ -125,12 +125,28 @@ def test_a_stopped_sweep_resumes_and_a_wider_one_trains_what_is_new(drawn: Path,
 def test_the_table_says_what_the_files_and_an_evaluation_say(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_step = contrastive.make_step
-    # Each combination's step is a program of its own.
-    monkeypatch.setattr(contrastive, "make_step", lambda *given: tiny.compiled_quickly(make_step(*given)))
+    make_step, programs = contrastive.make_step, dict[str, Any]()
+
+    def shared_step(*given: Any) -> Any:
+        """The step of a run, compiled unless another run has compiled the same program."""
+        step, compiled = make_step(*given), []
+
+        def call(*arguments: Any) -> Any:
+            if not compiled:
+                lowered = step.lower(*arguments)
+                text = lowered.as_text()
+                if text not in programs:
+                    programs[text] = lowered.compile({"xla_backend_optimization_level": 0})
+                compiled.append(programs[text])
+            return compiled[0](*arguments)
+
+        return call
+
+    monkeypatch.setattr(contrastive, "make_step", shared_step)
     words = ["sweep", config, "--grid", "optimizer.learning-rate=0.001,3e-2", "--grid", "train.seed=0,1"]
     words += ["--workdir", str(tmp_path / "dpr"), "--format"]
     assert cli.main([*words, "json"]) == 0
+    assert len(programs) == 1, "a learning rate or a seed is a constant of the step"
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "dpr/sweep.json").read_text())
     assert "<svg" in (tmp_path / "dpr/sweep.html").read_text()

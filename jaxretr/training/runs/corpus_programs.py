@@ -40,7 +40,7 @@ from jaxretr.training.runs.whole_corpus import (
     initial_state,
     splits,
 )
-from jaxretr.training.state import CorpusState, TrainState
+from jaxretr.training.state import CorpusState, StepNumbers, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 from jaxretr.training.steps.score_table import TableState
 
@@ -99,7 +99,8 @@ class CorpusPrograms:
     def first_state(self, model: Model) -> TrainState:
         """Return the state before the first step without product codes, with the parameters of `model`."""
         split = self.program.shard_parameters
-        return initial_state(model.params, self.optimizer, self.mesh, self.frozen, split=split)
+        numbers = StepNumbers.of(self.config)
+        return initial_state(model.params, self.optimizer, self.mesh, self.frozen, split=split, numbers=numbers)
 
     def abstract_state(self, empty_table: Callable[[], TableState] | None = None) -> RunState:
         """Return the shapes and shardings of the first state, whose table of scores `empty_table` returns."""
@@ -127,7 +128,7 @@ class CorpusPrograms:
             programs += self._refreshes(programs[0], state, index)
         if self.codes.active:
             groups = {**_weights(state), TOKENS: self.whole.passages, CODES: state.codes}
-            of_codes = (state.weights, self.whole.passages, state.codes, state.step)
+            of_codes = (state.weights, self.whole.passages, state.codes, state.step, state.numbers.seed)
             programs.append(Planned("codes", f"every {self.codes.every} steps", self.codes.learn, of_codes, groups))
         if evaluates:
             programs += self._evaluation(state, index, batch.tokens.dtype)
@@ -210,7 +211,6 @@ def index_settings(
         "index": config.index,
         "chunk": (config.art if isinstance(config, ArtConfig) else config.contrastive).chunk,
         "activation_bytes": activation_bytes(config.encoder, mesh),
-        "seed": config.train.seed,
         "shard_parameters": split,
         "index_aware": config.index_aware,
         "passage_widths": passage_widths,

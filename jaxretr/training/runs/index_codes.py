@@ -46,7 +46,7 @@ class IndexCodes:
         """Return the shapes of a state, with those of its codes."""
         if not self.active:
             return train
-        codes = jax.eval_shape(self.learn, train.weights, passages, None, train.step)
+        codes = jax.eval_shape(self.learn, train.weights, passages, None, train.step, train.numbers.seed)
         return dataclasses.replace(
             train, codes=sharding.abstract(codes, self._mesh, NamedSharding(self._mesh, sharding.REPLICATED))
         )
@@ -62,4 +62,6 @@ class IndexCodes:
         return self._fitted(train, passages, train.codes)
 
     def _fitted(self, train: TrainState, passages: CorpusTokens, start: ProductCodes | None) -> TrainState:
-        return dataclasses.replace(train, codes=self.learn(train.weights, passages, start, train.step))
+        return dataclasses.replace(
+            train, codes=self.learn(train.weights, passages, start, train.step, train.numbers.seed)
+        )

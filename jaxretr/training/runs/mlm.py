@@ -30,7 +30,7 @@ from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.encoder_start import backbone_of, new_bert
 from jaxretr.training.runs.outline import Outline
 from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms
-from jaxretr.training.state import TrainState
+from jaxretr.training.state import StepNumbers, TrainState
 from jaxretr.training.steps.mlm import MaskedBatch, mask, masked_lm_loss, prediction_places
 
 log = logging.getLogger(__name__)
@@ -108,14 +108,15 @@ class MlmRun(LanguageModelRun):
         )
         programs = mlm_programs(config, self.bert, self.mesh)
         kept = {"bert": state.params["bert"]}
-        head = TrainState.create({"head": state.params["head"]}, programs.optimizer, kept)
+        head = TrainState.create({"head": state.params["head"]}, programs.optimizer, kept, StepNumbers.of(config))
         head = sharding.put(head, self.mesh)
         for number in range(steps):
             # Batches that the training itself does not draw.
             head, values = programs.step(head, self.batch(self.config.train.steps + number))
             if (number + 1) % self.config.train.log_every == 0 or number + 1 == steps:
                 log.info("head, step %d: loss %.4f", number + 1, float(values["loss"]))
-        return sharding.put(TrainState.create(head.weights, self.programs.optimizer), self.mesh)
+        first = TrainState.create(head.weights, self.programs.optimizer, numbers=StepNumbers.of(self.config))
+        return sharding.put(first, self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Write a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""

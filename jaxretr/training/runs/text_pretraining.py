@@ -27,7 +27,7 @@ from jaxretr.training import optim
 from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
 from jaxretr.training.runs.run_inputs import Inputs
 from jaxretr.training.runs.whole_corpus import abstract_train_state, put_batch
-from jaxretr.training.state import TrainState
+from jaxretr.training.state import StepNumbers, TrainState
 from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
 
 
@@ -109,8 +109,7 @@ class TokenPrograms(NamedTuple):
           frozen: names of branches of the parameters that are not trained.
         """
         optimizer = optim.build(config.optimizer, config.train.steps)
-        seed = config.train.seed if dropout else None
-        step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout_seed=seed)
+        step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout=dropout)
         return TokenPrograms(mesh, params, loss, optimizer, step, make_token_loss(loss, mesh), frozen)
 
     def abstract_state(self) -> TrainState:
@@ -164,7 +163,8 @@ class TokenRun:
     def init(self) -> TrainState:
         """Return the state before the first step."""
         trained, kept = partition(self.first_parameters(self.config.train.seed), self.programs.frozen)
-        return sharding.put(TrainState.create(trained, self.programs.optimizer, kept), self.mesh)
+        state = TrainState.create(trained, self.programs.optimizer, kept, StepNumbers.of(self.config))
+        return sharding.put(state, self.mesh)
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state, for reading a checkpoint."""

@@ -38,7 +38,7 @@ from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import JointModel
 from jaxretr.training.runs.run_inputs import judged_digest
-from jaxretr.training.state import CorpusState, TokenRows, TrainState
+from jaxretr.training.state import CorpusState, StepNumbers, TokenRows, TrainState
 from jaxretr.training.steps.index_refresh import make_embed_rows, make_refresh, make_rolling_refresh
 from jaxretr.training.steps.live_index import IndexProgram, make_embed_questions, make_search
 from jaxretr.training.steps.widths import passage_widths
@@ -381,7 +381,13 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
 
 
 def initial_state(
-    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+    params: Params,
+    optimizer,
+    mesh: Mesh,
+    frozen: Collection[str] = (),
+    *,
+    split: bool = False,
+    numbers: StepNumbers | None = None,
 ) -> TrainState:
     """Return the state before the first step, on the devices.
 
@@ -391,10 +397,11 @@ def initial_state(
       mesh: the devices.
       frozen: names of branches that are not trained.
       split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
+      numbers: the run's learning rate and seed.
     """
     # A copy: the first step donates these buffers, and the model keeps its own.
     trained, kept = partition(sharding.put(jax.tree.map(np.array, params), mesh, split=split), frozen)
-    return sharding.put(TrainState.create(trained, optimizer, kept), mesh, split=split)
+    return sharding.put(TrainState.create(trained, optimizer, kept, numbers), mesh, split=split)
 
 
 def abstract_train_state(

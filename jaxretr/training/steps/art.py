@@ -128,7 +128,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     ) -> tuple[TrainState, CorpusState, TableState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = varying(state.params)
-        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.compared, program.typos.forms)
+        keys = TextKeys.of_step(program, state.key, len(batch.tokens), program.compared, program.typos.forms)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         rows = jnp.zeros((len(batch.tokens) * lax.axis_size(DATA), 0), jnp.int32)
@@ -136,7 +136,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
             _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
         if program.compared > program.top_k:
-            rows = with_others(program, rows, batch, state.step)
+            rows = with_others(program, rows, batch, state.key)
 
         # 2. Fetch the found passages' tokens for this device's own questions.
         found = fetch_rows(passages, rows)  # [b, K, L], [b, K]
@@ -186,7 +186,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     return step
 
 
-def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, step: jax.Array) -> jax.Array:
+def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, key: jax.Array) -> jax.Array:
     """Return the retrieved rows int32 [B, top_k], then given and drawn ones, [B, K]; the same on all devices."""
     b = len(rows)
     parts = [rows]
@@ -195,8 +195,8 @@ def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, step
         # Given rows come first: of a passage that is both given and retrieved, the given place stays.
         parts.insert(0, lax.all_gather(batch.given, DATA, tiled=True, to="invarying"))
     parts.append(jnp.full((b, program.art.uniform), -1, jnp.int32))
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.UNIFORM_PASSAGES)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(b))
+    drawn = jax.random.fold_in(key, KeyStream.UNIFORM_PASSAGES)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(drawn, jnp.arange(b))
     return filled(without_repeats(jnp.concatenate(parts, axis=1)), program.corpus_rows, keys)
 
 

@@ -81,7 +81,7 @@ def make_step(
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = varying(state.params)
         b, c = len(batch.tokens), batch.rows.shape[1] + program.negatives.retrieved
-        keys = TextKeys.of_step(program, state.step, b, c, program.typos.forms)
+        keys = TextKeys.of_step(program, state.key, b, c, program.typos.forms)
 
         # 1. Find negatives with the question vectors of this step.
         rows = batch.rows

@@ -30,7 +30,7 @@ from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.runtime.streams import KeyStream
-from jaxretr.training.state import CorpusTokens, ProductCodes
+from jaxretr.training.state import CorpusTokens, ProductCodes, step_key
 from jaxretr.training.steps.encoding import embed_passages
 from jaxretr.training.steps.live_index import IndexProgram, fetch_rows
 
@@ -72,8 +72,8 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
       count: number of passages, the first ones on the devices, that the fit may use.
 
     Returns:
-      learn(params, passages, codes, step) -> codes, where `passages` is the corpus's CorpusTokens and `codes` are the
-      codes that the fit starts from, or None.
+      learn(params, passages, codes, step, seed) -> codes, where `passages` is the corpus's CorpusTokens and `codes` are
+      the codes that the fit starts from, or None.
     """
 
     @device_jit
@@ -81,12 +81,14 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
         over_data,
         mesh=mesh,
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P(), P()),
         out_specs=P(),
     )
-    def learn(params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array) -> ProductCodes:
+    def learn(
+        params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array, seed: jax.Array
+    ) -> ProductCodes:
         settings = program.index_aware
-        rows = sampled_rows(program, count, step, lax.axis_size(DATA))  # [m]
+        rows = sampled_rows(program, count, step_key(seed, step), lax.axis_size(DATA))  # [m]
         found = fetch_rows(passages, rows[:, None])
         own = embed_passages(program, params, {}, found, None)[:, 0]  # [m / devices, D]
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
@@ -109,13 +111,13 @@ def threshold_of(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.sqrt(mean) * score_threshold(rows.shape[-1])
 
 
-def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices: int) -> jax.Array:
+def sampled_rows(program: IndexProgram, passages: int, key: jax.Array, devices: int) -> jax.Array:
     """Choose the passages that the centres are fitted to, one from each of equal parts of all.
 
     Args:
-      program: constants of the run, with its seed and the number of passages to choose.
+      program: constants of the run, with the number of passages to choose.
       passages: number of passages to choose from.
-      step: number of the step, int32 scalar.
+      key: key of the step, `TrainState.key`.
       devices: number of devices that share the passages.
 
     Returns:
@@ -123,7 +125,6 @@ def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices:
     """
     count = min(program.index_aware.sample, passages)
     ends = np.arange(count + 1, dtype=np.int64) * passages // count
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.QUANTISER_SAMPLE)
-    sizes = np.diff(ends).astype(np.int32)
-    rows = ends[:-1].astype(np.int32) + jax.random.randint(key, (count,), 0, sizes)
+    sizes, drawn = np.diff(ends).astype(np.int32), jax.random.fold_in(key, KeyStream.QUANTISER_SAMPLE)
+    rows = ends[:-1].astype(np.int32) + jax.random.randint(drawn, (count,), 0, sizes)
     return jnp.pad(rows, (0, -count % devices), constant_values=-1)

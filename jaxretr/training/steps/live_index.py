@@ -41,7 +41,6 @@ class IndexProgram:
     activation_bytes: int
     """Bytes of questions' and of passages' activations, each, that a device may keep for the backward pass. If all
     chunks' fit in, each is embedded once; otherwise twice."""
-    seed: int
     shard_parameters: bool = False
     """Whether the encoder's large matrices are split over "data", see jaxretr/runtime/parallel/split_parameters.py."""
     index_aware: IndexAware = field(default_factory=IndexAware)

@@ -25,17 +25,16 @@ class TextKeys:
     """Keys of all other draws of a question's step, [b]: shuffled teachers, negatives."""
 
     @staticmethod
-    def of_step(program: IndexProgram, step: jax.Array, b: int, k: int, forms: int = 0) -> "TextKeys":
+    def of_step(program: IndexProgram, key: jax.Array, b: int, k: int, forms: int = 0) -> "TextKeys":
         """Return keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks.
 
         Args:
-          program: constants of the run, with its seed and its encoder's dropout.
-          step: number of the step, int32 scalar.
+          program: constants of the run, with its encoder's dropout.
+          key: key of the step, `TrainState.key`.
           b: number of questions on this device.
           k: number of passages per question.
           forms: V, the number of misspelt forms of each question.
         """
-        key = jax.random.fold_in(jax.random.key(program.seed), step)
         place = lax.axis_index(DATA) * b + jnp.arange(b)
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         draws = fold(jax.random.fold_in(key, KeyStream.QUESTION_DRAWS), place)

@@ -31,7 +31,7 @@ def make_token_step(
     mesh: Mesh,
     *,
     chunk: int | None = None,
-    dropout_seed: int | None = None,
+    dropout: bool = False,
 ) -> Callable[..., Any]:
     """Build step(state, batch) -> (state, metrics); the batch is split over the devices, `state` is donated.
 
@@ -43,8 +43,7 @@ def make_token_step(
       mesh: the devices.
       chunk: number of rows that a device takes at once, summing the gradients over the chunks: memory, not mathematics.
         None: all of them.
-      dropout_seed: seed that gives each row's PRNG key, with the step and the row's place in the batch; None: no
-        dropout.
+      dropout: whether the loss is given each row's PRNG key, by the state's key and the row's place in the batch.
     """
 
     @partial(device_jit, donate_argnums=0)
@@ -59,7 +58,7 @@ def make_token_step(
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         params = varying(state.params)
         rows = len(jax.tree.leaves(batch)[0])
-        keys = None if dropout_seed is None else _row_keys(dropout_seed, state.step, rows)
+        keys = _row_keys(state.key, rows) if dropout else None
 
         def gradient(part: Any, keys: jax.Array | None) -> Any:
             (total, count), gradients = jax.value_and_grad(
@@ -98,9 +97,8 @@ def _chunk_rows(rows: int, limit: int) -> int:
     return divisor if 2 * divisor >= limit else limit
 
 
-def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:
+def _row_keys(key: jax.Array, rows: int) -> jax.Array:
     """Return a PRNG key for each of this device's rows, by its place in the global batch; [rows]."""
-    key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, lax.axis_index(DATA) * rows + jnp.arange(rows))
 
 

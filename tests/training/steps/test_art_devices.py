@@ -174,7 +174,7 @@ def dropout_keys(run: ArtRun) -> np.ndarray:
 
     @partial(jax.shard_map, mesh=run.mesh, axis_names={DATA}, in_specs=P(DATA), out_specs=P(DATA))
     def of_step(step: jax.Array) -> Any:
-        keys = TextKeys.of_step(run.program, step[0], 8 // jax.lax.axis_size(DATA), run.program.top_k)
+        keys = TextKeys.of_step(run.program, jax.random.key(step[0]), 8 // jax.lax.axis_size(DATA), run.program.top_k)
         assert keys.questions is not None and keys.passages is not None
         return [jax.random.key_data(x) for x in (keys.questions, keys.passages, keys.draws)]
 

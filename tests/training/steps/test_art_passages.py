@@ -47,7 +47,6 @@ class _Program:
     art: Art
     given: int
     corpus_rows: int = 50
-    seed: int = 3
 
 
 @dataclass
@@ -68,7 +67,7 @@ def rows_of(devices: int, step: int) -> np.ndarray:
     def compared(retrieved: jax.Array, given: jax.Array, step: jax.Array) -> jax.Array:
         program: Any = _Program(Art(uniform=4), given=2)
         batch: Any = _Batch(given)
-        return with_others(program, retrieved, batch, step)
+        return with_others(program, retrieved, batch, jax.random.key(step))
 
     rows = np.asarray(compared(retrieved, given, jnp.int32(step)))
     np.testing.assert_array_equal(rows[:, 0], given[:, 0])

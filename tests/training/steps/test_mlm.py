@@ -474,11 +474,11 @@ def close(one: Any, other: Any) -> None:
 def test_chunks_change_the_memory_alone(dropping: MlmRun, mesh1: Mesh) -> None:
     """A step of plain gradient descent at rate 1 subtracts the gradient: rows with many predictions weigh more."""
     assert len(set(np.asarray(dropping.batch(0).weights).sum(axis=1))) > 3
-    whole = steps(dropping, mesh1, optax.sgd(1.0), dropout_seed=3)
+    whole = steps(dropping, mesh1, optax.sgd(1.0), dropout=True)
     start = dropping.first_parameters(0)
     assert max(abs(x - y).max() for x, y in zip(*map(jax.tree.leaves, (whole[0].params, start)), strict=True)) > 0.01
     for chunk in (1, 2, 16):
-        parts = steps(dropping, mesh1, optax.sgd(1.0), dropout_seed=3, chunk=chunk)
+        parts = steps(dropping, mesh1, optax.sgd(1.0), dropout=True, chunk=chunk)
         assert (parts[2].loops > whole[2].loops) == (chunk < 16)
         close((parts[0].params, parts[1]), (whole[0].params, whole[1]))
     undropped = steps(dropping, mesh1, optax.sgd(1.0))
@@ -487,7 +487,7 @@ def test_chunks_change_the_memory_alone(dropping: MlmRun, mesh1: Mesh) -> None:
 
 def test_one_device_trains_as_eight(dropping: MlmRun, mesh1: Mesh, mesh8: Mesh) -> None:
     """A row's dropout goes by its place in the global batch, and a mean is one over all devices' tokens."""
-    settings: dict[str, Any] = {"number": 3, "dropout_seed": 3}
+    settings: dict[str, Any] = {"number": 3, "dropout": True}
     one, losses, _ = steps(dropping, mesh1, optax.sgd(0.1), **settings)
     eight, losses8, program = steps(dropping, mesh8, optax.sgd(0.1), chunk=1, **settings)
     close((one.params, losses), (eight.params, losses8))
@@ -501,7 +501,7 @@ def test_one_device_trains_as_eight(dropping: MlmRun, mesh1: Mesh, mesh8: Mesh) 
 
 def test_a_second_step_is_not_compiled_anew(dropping: MlmRun, mesh1: Mesh) -> None:
     """On a "model" axis too the state comes back where it was put: the first step's program takes it as it is."""
-    settings: dict[str, Any] = {"number": 2, "dropout_seed": 3}
+    settings: dict[str, Any] = {"number": 2, "dropout": True}
     one, losses, _ = steps(dropping, mesh1, optax.adamw(1e-2), **settings)
     split, losses8, _ = steps(dropping, make_mesh(model=2), optax.adamw(1e-2), chunk=1, **settings)
     np.testing.assert_allclose(losses8, losses, rtol=1e-5)
@@ -510,7 +510,7 @@ def test_a_second_step_is_not_compiled_anew(dropping: MlmRun, mesh1: Mesh) -> No
 
 def test_what_is_frozen_costs_nothing_and_stays(dropping: MlmRun, mesh8: Mesh) -> None:
     """As when a head is trained: the encoder's bits are the same, nothing is kept or sent for its gradient."""
-    state, _, program = steps(dropping, mesh8, optax.adamw(1e-2), ("bert",), number=2, dropout_seed=3, chunk=1)
+    state, _, program = steps(dropping, mesh8, optax.adamw(1e-2), ("bert",), number=2, dropout=True, chunk=1)
     start = dropping.first_parameters(0)
     same(state.frozen, {"bert": start["bert"]})
     head = [leaf.shape for leaf in jax.tree.leaves(start["head"])]

@@ -77,7 +77,7 @@ def found(program: ContrastiveProgram, given: Given, devices: int, steps: int = 
         q: jax.Array, index: CorpusState, contents: jax.Array, rows: jax.Array, known: jax.Array, step: Any
     ) -> Any:
         batch = ContrastiveBatch(rows, rows[:, 0], rows, known, None)  # Its texts are not read.
-        keys = TextKeys.of_step(program, step, len(rows), rows.shape[1] + program.negatives.retrieved)
+        keys = TextKeys.of_step(program, jax.random.key(step), len(rows), rows.shape[1] + program.negatives.retrieved)
         return retrieve_negatives(program, mesh, q, index, contents, batch, keys)
 
     index = CorpusState(jnp.asarray(given.index), jnp.zeros(ROWS, jnp.int32))

@@ -36,7 +36,7 @@ from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.encoder_start import encoder_config
 from jaxretr.training.runs.whole_corpus import abstract_train_state, splits
-from jaxretr.training.state import TrainState
+from jaxretr.training.state import StepNumbers, TrainState
 
 OPTIMIZER = {"learning_rate": 1e-2, "warmup": 0.0, "final": 1.0, "eps": 1e-5, "clip": 0.05, "weight_decay": 0.1}
 STEPS = 3
@@ -166,7 +166,8 @@ def test_split_moments_give_the_updates_of_whole_ones() -> None:
     shapes = {"query.kernel": (2, 16, 8), "ffn_out.kernel": (2, 8, 16), "query.bias": (2, 8), "key.kernel": (2, 8, 4)}
     params: dict[str, Any] = {f"layers.{name}": rng.normal(size=shape) for name, shape in shapes.items()}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    optimizer = optim.build(configuration.Optimizer(**OPTIMIZER), STEPS)
+    optimizer: Any = optim.build(configuration.Optimizer(**OPTIMIZER), STEPS)
+    peak = OPTIMIZER["learning_rate"]
     batches = rng.normal(size=(STEPS, 16, 2)).astype(np.float32)
 
     def loss(params: Any, batch: jax.Array) -> jax.Array:
@@ -191,7 +192,8 @@ def test_split_moments_give_the_updates_of_whole_ones() -> None:
         gradients, () = reduced(gradients, state.params, state.opt_state, (), mean=True)
         return state.apply_gradients(gradients, optimizer), global_norm(gradients)
 
-    state = sharding.put(TrainState.create(params, optimizer), mesh)
+    numbers = StepNumbers(peak=np.float32(peak))
+    state = sharding.put(TrainState.create(params, optimizer, numbers=numbers), mesh)
     text = Program(step.lower(state, batches[0]).compile().as_text())
     scattered = [8 * array.elements for op in text.of_kind("reduce-scatter") for array in op.results]
     gathered = [array.elements for op in text.of_kind("all-gather") for array in op.results]
@@ -202,7 +204,7 @@ def test_split_moments_give_the_updates_of_whole_ones() -> None:
         gradients = jax.grad(loss)(expected, batch)
         norm = optax.global_norm(gradients)
         assert norm > 2 * OPTIMIZER["clip"], "nothing was clipped"
-        updates, its_state = optimizer.update(gradients, its_state, expected)
+        updates, its_state = optimizer.update(gradients, its_state, expected, peak=peak)
         expected: Any = optax.apply_updates(expected, updates)
         state, its_norm = step(state, batch)
         np.testing.assert_allclose(its_norm, norm, rtol=1e-5)

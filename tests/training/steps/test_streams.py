@@ -22,6 +22,7 @@ from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.mlm import MlmRun
 from jaxretr.training.runs.step_questions import StepQuestions
+from jaxretr.training.state import step_key
 from jaxretr.training.steps.text_keys import TextKeys
 
 SEED, STEP = 5, 3
@@ -97,10 +98,10 @@ def test_no_two_streams_seeds_or_steps_give_the_same_numbers() -> None:
 def test_no_two_texts_of_a_compiled_step_share_a_key() -> None:
     """Questions, passages, forms and draws: one place of each would otherwise lose the same neurons."""
     bert = dataclasses.replace(BERT, hidden_dropout_prob=0.1)
-    program = contrastive_program(encoder=DualEncoderConfig(bert), seed=SEED)
+    program = contrastive_program(encoder=DualEncoderConfig(bert))
 
     def keys() -> Any:
-        found = TextKeys.of_step(program, jax.numpy.int32(STEP), 3, 2, forms=2)
+        found = TextKeys.of_step(program, step_key(jax.numpy.uint32(SEED), jax.numpy.int32(STEP)), 3, 2, forms=2)
         return [jax.random.key_data(x).reshape(-1, 2) for x in vars(found).values()]
 
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
