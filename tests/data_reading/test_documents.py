@@ -77,6 +77,10 @@ def test_columns_are_known_or_named(tmp_path: Path, name: str, content: str, bra
     assert found == [Passage("1", "A, B", text), Passage("2", "", "w")]
 
 
+def test_the_row_numbers_that_pandas_writes_are_no_titles(tmp_path: Path) -> None:
+    assert list(read_corpus(written(tmp_path, "t.csv", ",text\n0,a\n"))) == [Passage("1", "", "a")]
+
+
 def test_parquet_and_rows_without_ids(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow", reason="pip install 'jaxretr[data]'")
     parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'jaxretr[data]'")

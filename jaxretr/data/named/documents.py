@@ -195,7 +195,9 @@ def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) ->
         if known != (there := tuple(row)):  # objects of JSON lines have keys of their own
             chosen, known = _chosen(f"{name}:{number}", there, columns, first=known is None), there
         id = row.get(chosen["id"]) if "id" in chosen else str(number)
-        yield {"_id": id, "title": row.get(chosen.get("title", "")), "text": row.get(chosen["text"])}
+        # A column may be called "", as pandas calls its row numbers.
+        title = row.get(chosen["title"]) if "title" in chosen else None
+        yield {"_id": id, "title": title, "text": row.get(chosen["text"])}
 
 
 def _chosen(where: str, there: Sequence[str], columns: Mapping[str, str], *, first: bool) -> dict[str, str]:
