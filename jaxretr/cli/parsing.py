@@ -157,8 +157,9 @@ def given(args: argparse.Namespace, function: str | None = None) -> dict[str, An
 def spoken(message: str, words: Mapping[str, str], settings: Collection[str] = ()) -> str:
     """Return an error of a function with the words that the user types in place of its parameters.
 
-    `margin=1.5` becomes `--margin 1.5`, and `margin=` becomes `--margin`. In the remedy, behind the first semicolon, a
-    setting `train.batch_size=8` of a config becomes `--train.batch-size 8`; before it, it may be the config that says so.
+    `margin=1.5` becomes `--margin 1.5`, `margin=` becomes `--margin`, and `normalise=False` becomes `--no-normalise`.
+    In the remedy, behind the first semicolon, a setting `train.batch_size=8` of a config becomes `--train.batch-size 8`;
+    before it, it may be the config that says so.
 
     Args:
       message: the error.
@@ -169,6 +170,8 @@ def spoken(message: str, words: Mapping[str, str], settings: Collection[str] = (
     def typed(found: re.Match[str]) -> str:
         name, value = found[1], found[2] or ""
         option = words.get(name) or f"--{name.replace('_', '-')}"
+        if value == "False" and not option.startswith("--no-"):
+            option = f"--no-{option.removeprefix('--')}"
         return option + (f" {value}" if value not in ("", "True", "False") else "")
 
     def named(names: Iterable[str], equals: str) -> str:

@@ -122,6 +122,8 @@ def test_what_only_looks_like_a_parameter_stays():
     words = {"k": "-k", "table": "--table", "skip_bad": "--skip-bad", "out": "--out"}
     assert spoken("postgresql://h/d?table=x: leave k=5 out", words) == "postgresql://h/d?table=x: leave -k 5 out"
     assert spoken("a/out=b: rank=k; use skip_bad=True, k=", words) == "a/out=b: rank=k; use --skip-bad, -k"
+    guessed = {"normalise": "--normalise", "bm25": "--no-bm25"}
+    assert spoken("guessed: normalise=False, bm25=False", guessed) == "guessed: --no-normalise, --no-bm25"
     settings = ["train.steps", "data.train", "distillation.loss"]
     message = "train.steps=0: too few; set train.steps, or distillation.loss=none for data.train.jsonl"
     expected = "train.steps=0: too few; set --train.steps, or --distillation.loss none for data.train.jsonl"
