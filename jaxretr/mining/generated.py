@@ -23,6 +23,7 @@ from jaxretr.mining.sentence_queries import drawn
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.encode import note_cut
 from jaxretr.models.generation.decoding import Generated, Sampling
+from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import Draw, QuestionGenerator
 from jaxretr.runtime.errors import UsageError, UserError, at_least, did_you_mean
 from jaxretr.runtime.parallel.hosts import wait_for_all
@@ -39,6 +40,9 @@ CHUNK = 256
 
 # A version that changes when the same model would write other questions about the same passages.
 _VERSION = 1
+
+# A format of ids and scores alone would lose the questions.
+_FORMATS = tuple(name for name in SCORED_FORMATS if name != "distillation")
 
 DROPPED = {
     "unfinished": "had not ended after max_new_tokens",
@@ -120,7 +124,7 @@ def generate(
       best_share: share of the questions to keep, those with the highest likelihood.
       round_trip: keep a question only if `retriever` finds its passage among the first so many.
       retriever: the searcher of `round_trip`: bm25, or a model by exact search.
-      format: format of `out`: dpr, dpr-scale, tevatron, tevatron2, sentence-transformers, distillation or flag.
+      format: format of `out`: dpr, dpr-scale, tevatron, tevatron2, sentence-transformers or flag.
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
       batch_size: passages per batch; by default chosen for the device.
       chunk: passages at a time, which an interruption loses.
@@ -137,10 +141,14 @@ def generate(
         raise UsageError(
             f"per_passage={per_passage}: with temperature=0 all questions about a passage are equal; raise it"
         )
-    if format not in SCORED_FORMATS:
-        raise UsageError(
-            f"format={format}{did_you_mean(format, SCORED_FORMATS) or ''}; give one of {', '.join(SCORED_FORMATS)}"
-        )
+    if format not in _FORMATS:
+        raise UsageError(f"format={format}{did_you_mean(format, _FORMATS) or ''}; give one of {', '.join(_FORMATS)}")
+    if retriever != "bm25":
+        if round_trip is None:
+            raise UsageError(
+                f"retriever={retriever}: is the searcher of round_trip=; give that as well, or leave it out"
+            )
+        resolve(retriever)  # A name that leads nowhere is found before the generation.
     if is_remote(out):
         raise UserError(
             f"{out}: chunks are kept next to the output until it is complete; give a local path, and copy it"
@@ -213,7 +221,7 @@ def _generate_missing(
             kept.write(number, *generated)
             cut, tokens = cut + generator.truncated, tokens + int(generated.counts.sum())
             progress.advance(len(shares[number]))
-    note_cut(cut, new, "passage")
+    note_cut(cut, new, "passage", generator.texts.frame.room)
     if new:
         seconds = time.monotonic() - began
         log.info("asked about %d passages in %.0f s, %.0f tokens/s", new, seconds, tokens / seconds)

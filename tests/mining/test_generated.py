@@ -161,6 +161,9 @@ def test_a_model_finds_the_passages_of_the_round_trip(folder: Path, tiny_models:
         (["--max-length", "12"], "--max-length 12: the template takes"),
         (["--max-length", "4096"], "but the model has 128 positions; lower it"),
         (["--format", "tevatron3"], "did you mean 'tevatron'"),
+        (["--format", "distillation"], "--format distillation; give one of dpr"),
+        (["--retriever", "nowhere"], "--retriever nowhere: is the searcher of --round-trip;"),
+        (["--retriever", "./nowhere", "--round-trip", "3"], "nowhere: no such model folder"),
     ],
 )
 def test_bad_settings_are_one_line(

@@ -50,7 +50,7 @@ def template_text(name_or_path: str) -> str:
             f"text file with {PLACE} in it, or one of {', '.join(TEMPLATES)}"
         )
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); give a text file in UTF-8") from error
     if text.count(PLACE) != 1:
