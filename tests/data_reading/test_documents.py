@@ -14,12 +14,12 @@ from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError
 
 FILES = {
-    "a.md": '---\ntitle: "Rivers"\ntags: x\n---\n\nThe Elbe is long. It has bridges.\n',
+    "a.md": '---\ntitle: "Rivers"\ntags: x\n--- \n\nThe Elbe is long. It has bridges.\n',
     "sub/b c.markdown": "\n# Lakes\n\nA lake. Another.\n",
     "sub/page.HTML": "<title>Seas &amp; more</title><script>no()</script><p>Salt <b>water</b>.</p><ul><li>one<li>two</ul>",
     "sub/plain.txt": "\ufeffNo title here.",
     "sub/.hidden/x.txt": "not read",
-    "sub/ü.htm": "<h1>Sé<i>a</i></h1><p>Füße",
+    "sub/ü.htm": "<title> </title><svg><title>icon</title></svg><h1>Sé<i>a</i></h1><p>Füße",
     "picture.png": "not read",
 }
 READ = [
@@ -107,7 +107,9 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ),
         ("t.csv[text=tx]", "id,txt\n1,a\n", "t.csv:1: no column 'tx'; did you mean 'txt'"),
         ("t.csv", "id,text\n1,a\n2\n", "t.csv:3: 1 columns, the header has 2; check"),
-        ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: ',' expected"),
+        ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: ',' expected .*; check separators and quotes"),
+        ("t.csv", "id,text,text\n1,a,b\n", "t.csv:1: column 'text' is there twice; rename one"),
+        ("t.tsv", "id\ttext\n1\ta\n".encode("utf-16"), "t.tsv:1: not UTF-8; convert it: iconv -f UTF-16 "),
         ("t.csv", b"id,text\n1,a\n2,caf\xe9\n", "t.csv:3: not UTF-8; convert it: iconv"),
         ("t.csv.gz", b"", "t.csv.gz: no passages"),
         ("t.jsonl", '{"id": 1, "text": "a"}\n[2]\n', "t.jsonl:2: not a JSON object; write one object in each line"),

@@ -1,5 +1,6 @@
 """`files:PATH[columns and lengths]`: documents as people have them, a folder of texts or a table, as a corpus."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -140,16 +141,15 @@ def _plain(file: Path) -> tuple[str, str]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: not UTF-8 at byte {error.start}; convert it: iconv -f LATIN1 -t UTF-8 {file.name}"
-        ) from error
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; {_conversion(error, file)}") from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); check its rights") from error
     title = ""
     if file.suffix.lower() != ".txt":
         lines = text.splitlines()
-        if lines and lines[0].rstrip() == "---" and "---" in lines[1:]:  # front matter
-            end = lines.index("---", 1)
+        rules = [number for number, line in enumerate(lines) if line.rstrip() == "---"]
+        if len(rules) > 1 and not rules[0]:  # front matter
+            end = rules[1]
             title = next((line[6:].strip(" \"'") for line in lines[1:end] if line.startswith("title:")), "")
             lines = lines[end + 1 :]
         first = next((number for number, line in enumerate(lines) if line.strip()), None)
@@ -169,11 +169,21 @@ def _html(file: Path) -> tuple[str, str]:
         tree = lxml.document_fromstring(page, parser=lxml.HTMLParser(encoding="utf-8" if _is_utf8(page) else None))
     except Exception as error:  # lxml's own kinds, for an empty file among others
         raise UserError(f"{file}: cannot be read as HTML ({shortened(error)}); remove it, or save it again") from error
-    title = next(("".join(found.itertext()) for tag in ("title", "h1") for found in tree.iter(tag)), "")
+    # Pictures have titles, too.
+    named = (
+        "".join(found.itertext()).split() for found in (*tree.xpath("//title[not(ancestor::svg)]"), *tree.iter("h1"))
+    )
+    title = " ".join(next(filter(None, named), []))
     text = inscriptis.get_text(
         lxml.tostring(tree, encoding="unicode"), settings.ParserConfig(css.CSS_PROFILES["strict"])
     )
-    return " ".join(title.split()), "\n".join(line.strip() for line in text.strip().splitlines())
+    return title, "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def _conversion(error: UnicodeDecodeError, file: Path) -> str:
+    """The remedy for a text that is not UTF-8; Windows' programs write UTF-16 with a mark."""
+    encoding = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
+    return f"convert it: iconv -f {encoding} -t UTF-8 {file.name}"
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -234,6 +244,8 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
             csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
             table = csv.reader(numbered, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
             header = next(table, [])
+            if twice := next((column for column in header if column.strip() and header.count(column) > 1), ""):
+                raise ValueError(f"column '{twice}' is there twice; rename one")
             for fields in table:
                 if fields and len(fields) != len(header):
                     raise ValueError(
@@ -242,8 +254,10 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
                 if fields:
                     yield dict(zip(header, fields, strict=True))
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}:{number}: not UTF-8; convert it: iconv -f LATIN1 -t UTF-8 {file.name}") from error
-    except (ValueError, csv.Error, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}:{number}: not UTF-8; {_conversion(error, file)}") from error
+    except csv.Error as error:
+        raise UserError(f"{file}:{number}: {shortened(error)}; check separators and quotes") from error
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{file}:{number}: {shortened(error)}") from error
 
 
