@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxretr.data.csv_tables import tsv_rows
+from jaxretr.data.named.tables import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 from jaxretr.data.source import Input, NamedSource, Source
 from jaxretr.data.text_rows import (
     BadRows,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:  # It imports numpy, which would delay the command line's help
 
 Column: TypeAlias = "list[str] | MappedTexts"
 
-ID_FIELDS = ("_id", "id", "docid")
-TEXT_FIELDS = ("text", "contents")
-TITLE_FIELDS = ("title",)
 _HEADER_IDS = (*ID_FIELDS, "pid", "passage_id")
 _HEADER_TEXTS = (*TEXT_FIELDS, "passage")
 

@@ -2,12 +2,13 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.corpus import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS, Passage
+from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.data.named.tables import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.indexes.filters import Value, is_value
 from jaxretr.runtime.errors import UserError, did_you_mean
@@ -39,8 +40,7 @@ def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, dict[str, Value]]]]:
     """Yield ("path:line", id, (passage, metadata)) of a corpus of one file, row by row.
 
-    Metadata are the further fields of a JSON row, and those of its "metadata" object. Lists and objects are left out, with
-    one warning that names them; a corpus of tab-separated columns has none.
+    Metadata are `metadata_of` a JSON row; a corpus of tab-separated columns has none.
     """
     (path,) = stream.paths
     left_out: set[str] = set()
@@ -48,22 +48,29 @@ def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, d
     for where, passage in stream.placed():
         number = int(where.rpartition(":")[2])
         row = next((row for line, row in lines if line == number), {})
-        metadata: dict[str, Value] = {}
-        if not isinstance(row, RowError):
-            inner = row.get("metadata")
-            values = {**row, **inner} if isinstance(inner, dict) else row
-            for name, value in values.items():
-                if name in _NOT_METADATA:
-                    continue
-                if is_value(value):
-                    metadata[name] = value
-                else:
-                    left_out.add(name)
+        metadata = {} if isinstance(row, RowError) else metadata_of(row, left_out)
         yield where, passage.id, (passage, metadata)
+    warn_left_out(path, left_out)
+
+
+def metadata_of(row: Mapping[str, Any], left_out: set[str]) -> dict[str, Value]:
+    """Return the further fields of a JSON row, and those of its "metadata" object, that filters can use.
+
+    The names of the others, which hold lists, objects or numbers that are not finite, are added to `left_out`.
+    """
+    inner = row.get("metadata")
+    values = {**row, **inner} if isinstance(inner, dict) else row
+    further = {name: value for name, value in values.items() if name not in _NOT_METADATA}
+    kept = {name: value for name, value in further.items() if is_value(value)}
+    left_out |= further.keys() - kept.keys()
+    return kept
+
+
+def warn_left_out(path: Path, left_out: set[str]) -> None:
+    """Name the fields that `metadata_of` left out of a corpus, if there are any."""
     if left_out:
-        log.warning(
-            "%s: fields whose values are lists or objects are left out: %s", path, ", ".join(sorted(left_out)[:20])
-        )
+        names = ", ".join(sorted(left_out)[:20])
+        log.warning("%s: fields that are neither texts nor numbers were left out: %s", path, names)
 
 
 class VertexFields:

@@ -148,6 +148,17 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     assert f"2 added, 1 replaced, 2 deleted; {len(ids)} passages" in capsys.readouterr().out
     assert run("update", folder, "--delete", gone) == 1
     assert "is not in the index" in error_line(capsys.readouterr().err)
+    # A document that became shorter leaves none of its passages behind.
+    for text, message in (("One. Two. Three.", "3 added, 0 replaced, 0"), ("One.", "0 added, 1 replaced, 2")):
+        (tmp_path / "notes").mkdir(exist_ok=True)
+        (tmp_path / "notes/a.txt").write_text(text)
+        assert run("update", folder, "--add", f"files:{tmp_path / 'notes'}[words=1]", "--compute", "float32") == 0
+        assert f"{message} deleted" in capsys.readouterr().out
+    index = LiveIndex.open(folder, background=False)
+    assert index.documents(["a.txt#1"]) == [Document("a.txt#1", "a", "One.", {"document": "a.txt"})]
+    index.close()
+    (tmp_path / "gone.txt").write_text("a.txt#1\n")
+    assert run("update", folder, "--delete", gone) == 0
     assert run("update", folder, "--rebalance") == 0
     index = LiveIndex.open(folder, background=False)
     assert index.facts()["snapshot_rows"] == len(index) == len(ids)

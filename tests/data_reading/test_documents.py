@@ -11,6 +11,7 @@ from jaxretr.cli import main
 from jaxretr.data.corpus import Passage, read_corpus
 from jaxretr.data.sentences import cut
 from jaxretr.data.source import source_of
+from jaxretr.indexes import passage_fields
 from jaxretr.runtime.errors import UserError
 
 FILES = {
@@ -79,6 +80,16 @@ def test_columns_are_known_or_named(tmp_path: Path, name: str, content: str, bra
 
 def test_the_row_numbers_that_pandas_writes_are_no_titles(tmp_path: Path) -> None:
     assert list(read_corpus(written(tmp_path, "t.csv", ",text\n0,a\n"))) == [Passage("1", "", "a")]
+
+
+def test_further_columns_are_fields(tmp_path: Path) -> None:
+    """Numbers of a .csv as numbers, where they print so; none that a reader would take for the text or the id."""
+    csv = "id,text,contents,year,zip,price,name,empty\n1,a,other,1999,01234,2.5,n,\n"
+    (found,) = passage_fields.rows(written(tmp_path, "t.csv", csv) + "[title=name]")
+    assert found[2] == {"_id": "1", "title": "n", "text": "a", "year": 1999, "zip": "01234", "price": 2.5}
+    line = '{"id": 1, "text": "a", "docid": "b", "lang": "de", "metadata": {"year": 3}}\n'
+    (found,) = passage_fields.rows(written(tmp_path, "t.jsonl", line))
+    assert passage_fields.metadata_of(found[2], set()) == {"lang": "de", "year": 3}
 
 
 def test_parquet_and_rows_without_ids(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """`files:PATH[columns and lengths]`: documents as people have them, a folder of texts or a table, as a corpus."""
 
 import codecs
+import contextlib
 import csv
+import datetime
+import decimal
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from jaxretr.data.named import hub
-from jaxretr.data.named.tables import CORPUS, Collection, Row, Table, shortened
+from jaxretr.data.named.tables import CORPUS, ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS, Collection, Row, Table, shortened
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
 
 PREFIX = "files:"
@@ -27,6 +31,12 @@ _COLUMNS = {
     "text": ("text", "contents", "content", "body", "passage", "abstract"),
 }
 _NUMBERS = ("words", "overlap")
+
+# What readers of a corpus would take for another id, title or text.
+_READ = ("", *ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS)
+
+# A version that changes when the same files give other rows.
+_VERSION = 2
 
 
 class Form(NamedTuple):
@@ -103,7 +113,7 @@ def open_collection(body: str, brackets: str | None) -> Collection:
 
 def _facts(files: Sequence[Path]) -> list[Any]:
     facts = [(file, file.stat()) for file in files]
-    return [[str(file.absolute()), status.st_size, status.st_mtime_ns] for file, status in facts]
+    return [_VERSION, *([str(file.absolute()), status.st_size, status.st_mtime_ns] for file, status in facts)]
 
 
 def _passages(documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Row]:
@@ -198,7 +208,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) -> Iterator[Row]:
-    """Yield {"_id", "title", "text"} of a table's rows, numbered from 1 where it has no ids."""
+    """Yield {"_id", "title", "text", and the other columns} of a table's rows, numbered from 1 where it has no ids."""
     known: tuple[str, ...] | None = None
     chosen: dict[str, str] = {}
     for number, row in enumerate(_rows_of(name, file, suffix), start=1):
@@ -207,7 +217,28 @@ def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) ->
         id = row.get(chosen["id"]) if "id" in chosen else str(number)
         # A column may be called "", as pandas calls its row numbers.
         title = row.get(chosen["title"]) if "title" in chosen else None
-        yield {"_id": id, "title": title, "text": row.get(chosen["text"])}
+        others = {column: _field(row[column], suffix) for column in row if column not in (*_READ, *chosen.values())}
+        further = {column: value for column, value in others.items() if value not in (None, "")}
+        yield {**further, "_id": id, "title": title, "text": row.get(chosen["text"])}
+
+
+def _field(value: Any, suffix: str) -> Any:
+    """A value of a further column, which filters may use; None for what they cannot.
+
+    A text of .csv and .tsv that is a number as it prints becomes that number, and a date its text in ISO 8601.
+    """
+    if suffix in _JSON_LINES:
+        return value
+    if suffix in (".csv", ".tsv"):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                if str(kind(value)) == value and math.isfinite(kind(value)):
+                    return kind(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, float | decimal.Decimal):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, str | int) else None
 
 
 def _chosen(where: str, there: Sequence[str], columns: Mapping[str, str], *, first: bool) -> dict[str, str]:

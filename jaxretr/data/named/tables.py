@@ -10,6 +10,11 @@ Row = dict[str, Any]
 
 CORPUS, QUERIES, QRELS, EXAMPLES = "corpus", "queries", "qrels", "examples"
 
+# Fields that a passage's id, text and title are read from, the first that there is.
+ID_FIELDS = ("_id", "id", "docid")
+TEXT_FIELDS = ("text", "contents")
+TITLE_FIELDS = ("title",)
+
 # Names of the config with judgements: in the BEIR sets on the hub and of `jaxretr data build`, and in MTEB's sets.
 _QRELS_CONFIGS = (QRELS, "default")
 _EXAMPLES_CONFIGS = (EXAMPLES, "train")

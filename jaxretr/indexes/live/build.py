@@ -5,15 +5,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxretr.data.corpus import iter_passages
+from jaxretr.data.named.documents import PREFIX
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
 from jaxretr.indexes.certified.upkeep import Updated
-from jaxretr.indexes.filters import Value
 from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import database, snapshots, writes
 from jaxretr.indexes.live.database import Database
@@ -55,7 +54,7 @@ def export(
     Args:
       source: the passages.
       out: a new or empty folder.
-      corpus: the corpus that was encoded. The "metadata" of JSON lines becomes the fields for filters.
+      corpus: the corpus that was encoded. The further fields of JSON lines, and those of their "metadata", are for filters.
       questions: vectors float32 [Q, D] to tune and certify the approximate index with, if there is to be one.
       settings: the settings of the snapshot.
       advance: called with the number of rows that were written since the last call.
@@ -106,8 +105,9 @@ def update(
 
     Args:
       folder: the live index's folder.
-      add: a corpus, whose passages are encoded; one whose id exists replaces the old one. They are written in pieces:
-        an update that was interrupted can be repeated.
+      add: a corpus, whose passages are encoded; one whose id exists replaces the old one, and of a document that is cut into
+        passages (files:PATH[words=N]) older passages behind the last one are deleted. They are written in pieces: an
+        update that was interrupted can be repeated.
       delete: ids of the passages to remove.
       rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
         it is due.
@@ -119,9 +119,13 @@ def update(
       UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
     """
     first: dict[str, str] = {}
-    for where, id, _ in () if add is None else _documents(add):  # Find every fault in them before anything is changed.
+    cut: dict[str, int] = {}  # the passages of a document
+    for where, id, found in () if add is None else _documents(add):  # Find every fault before anything is changed.
         if first.setdefault(id, where) != where:
             raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
+        if str(add).startswith(PREFIX) and "document" in found.metadata:
+            document = str(found.metadata["document"])
+            cut[document] = cut.get(document, 0) + 1
     index = LiveIndex.open(folder, name=Path(folder).name, background=False)
     try:
         if any(missing := [found is None for found in index.documents(delete)]):
@@ -146,13 +150,22 @@ def update(
                 progress.advance(len(piece))
         # Delete last: an update that is interrupted and repeated would miss them. Ids that are added too exist again.
         again = len(first.keys() & set(delete))
-        index.delete([each for each in delete if each not in first])
+        left = {each for document, count in cut.items() for each in _passages_from(index, document, count + 1)}
+        left.difference_update(delete)
+        index.delete([*(each for each in delete if each not in first), *sorted(left)])
         if rebalance:
             index.upkeep.compact()
         index.upkeep.catch_up()
-        return Updated(Path(folder), added + again, replaced - again, len(set(delete)), len(index), None)
+        return Updated(Path(folder), added + again, replaced - again, len(set(delete) | left), len(index), None)
     finally:
         index.close()
+
+
+def _passages_from(index: LiveIndex, document: str, number: int) -> Iterator[str]:
+    """The ids of the passages of a document that are in an index, from one number on."""
+    while index.documents([id := f"{document}#{number}"])[0] is not None:
+        yield id
+        number += 1
 
 
 def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
@@ -161,21 +174,9 @@ def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
     fields = (row for _, _, row in passage_fields.rows(corpus)) if lines else repeat({})
     left_out: set[str] = set()
     for (number, passage), row in zip(iter_passages(corpus), fields, strict=lines):
-        metadata = _metadata(row.get("metadata"), left_out)
+        metadata = passage_fields.metadata_of(row, left_out)
         where = f"{path}:{number}"
         if not passage.title and not passage.text:
             raise UserError(f"{where}: passage {passage.id!r} has neither title nor text; remove it, and encode again")
         yield where, passage.id, Document(passage.id, passage.title, passage.text, metadata)
-    if left_out:
-        log.warning(
-            "%s: fields that are neither texts nor numbers were left out: %s", path, ", ".join(sorted(left_out))
-        )
-
-
-def _metadata(values: Any, left_out: set[str]) -> dict[str, Value]:
-    """The fields that filters can use; adds the names of the others to `left_out`."""
-    if not isinstance(values, dict):
-        return {}
-    kept = {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}
-    left_out |= values.keys() - kept.keys()
-    return kept
+    passage_fields.warn_left_out(path, left_out)
