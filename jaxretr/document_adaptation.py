@@ -65,6 +65,9 @@ _MOST_HELD_OUT = 200
 # Candidates for negatives of each question; how many of them are kept; and how many the scorer scores, for a step to weigh.
 _DEPTH, _KEPT, _SCORED = 50, 10, 7
 
+# Divisor of the scorer's scores.
+_TEMPERATURE = 0.2
+
 # Steps from which on a run is evaluated on its way, and not at its start and its end alone.
 _LONG = 200
 
@@ -124,7 +127,7 @@ def adapt_to_documents(
     batch_size: int = 32,
     max_length: int | None = None,
     learning_rate: float = 2e-5,
-    teacher_temperature: float = 0.2,
+    teacher_temperature: float | None = None,
     seed: int = 0,
     queries: Path_ | None = None,
     qrels: Path_ | None = None,
@@ -155,7 +158,7 @@ def adapt_to_documents(
       max_length: tokens of a passage in training, where fewer save time; by default the model's own, which the adapted model
         reads in any case.
       learning_rate: highest learning rate.
-      teacher_temperature: divisor of the scorer's scores.
+      teacher_temperature: divisor of the scorer's scores; by default 0.2.
       seed: seed of the generation and the training.
       queries: questions to compare on, instead of generated ones.
       qrels: judgements of `queries`.
@@ -168,6 +171,9 @@ def adapt_to_documents(
     """
     at_least(0, round_trip=round_trip)
     at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size, max_length=max_length)
+    if teacher_temperature is not None and scorer is None:
+        raise UsageError(f"teacher_temperature={teacher_temperature}: there is no scorer=; give one, or leave it out")
+    teacher_temperature = _TEMPERATURE if teacher_temperature is None else teacher_temperature
     check_finished(model)
     dtype = chosen_dtype(dtype)
     out = Path(out).expanduser()

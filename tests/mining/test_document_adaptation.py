@@ -130,3 +130,5 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     assert "holds something else than a model adapted to documents (file); choose another folder" in the_error(capsys)
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--queries", "q.jsonl"]) == 2
     assert "--queries and --qrels go together" in the_error(capsys)
+    assert main([*words, "--generator", str(tiny_models / "scorer"), "--teacher-temperature", "1"]) == 2
+    assert "--teacher-temperature 1.0: there is no --scorer; give one" in the_error(capsys)
