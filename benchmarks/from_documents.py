@@ -2,10 +2,11 @@
 
     python benchmarks/from_documents.py --data DATA --generator smollm2 --runs runs/documents
 
-2,500 passages of MedQuAD with 1,000 of its questions, and of SciFact with all its test claims; nothing is trained on these or
-chosen by them. The package's small encoder (or --model) learns from a causal language model's questions about --asked of the
-passages; each seed draws other questions. What is finished is not repeated. Prints the test questions' metrics, mean and
-standard deviation over the seeds, and paired tests.
+2,500 passages of MedQuAD with 1,000 of its questions, of SciFact with all its test claims, and the 800 passages about nervous
+disorders of notebooks/medquad with their 350 questions; nothing is trained on these or chosen by them. The package's small
+encoder (or --model) learns from a causal language model's questions about --asked of the passages; each seed draws other
+questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds,
+and paired tests.
 """
 
 import argparse
@@ -26,18 +27,22 @@ from jaxretr.models.dual_encoder import DualEncoder
 
 METRICS = ("recall@20", "mrr@10", "ndcg@10")
 PASSAGES, TEST = 2500, 1000
+DISORDERS = Path(__file__).parents[1] / "notebooks/medquad"
+SETS = ("medquad", "scifact", "disorders")
 
 
 def part(name: str, args: argparse.Namespace) -> Path:
     """The passages of one data set, and its test questions."""
     if name == "medquad":
         return divided(args.data / name, args.runs / name, PASSAGES, {"test": TEST}, "rest")
+    if name == "disorders":
+        return DISORDERS
     return part_of(args.data / name, args.runs / name, ["test"], PASSAGES)
 
 
-def adapted(folder: Path, seed: int, args: argparse.Namespace) -> Path:
+def adapted(name: str, folder: Path, seed: int, args: argparse.Namespace) -> Path:
     """Adapts the model, unless that has been done; returns the folder of the new one."""
-    out = args.runs / f"{folder.name}_{args.model.name}_{seed}"
+    out = args.runs / f"{name}_{args.model.name}_{seed}"
     if not (out / "report.json").exists():
         models = ("--model", args.model, "--generator", args.generator, "--passages", args.asked, "--seed", seed)
         options = last_of([*models, "--prompt-length", 256, "--max-length", 128, *args.settings])
@@ -58,7 +63,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/documents"))
     parser.add_argument("--generator", type=Path, required=True, help="a causal language model's or T5's folder")
     parser.add_argument("--model", type=Path, default=ENCODER_SMALL, help="the encoder to adapt")
-    parser.add_argument("--sets", nargs="+", choices=("medquad", "scifact"), default=["medquad", "scifact"])
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--asked", type=int, default=500, help="passages that are asked about")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
@@ -67,31 +72,31 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.sets:
         print(f"## {name}\n")
-        compare(part(name, args), args)
+        compare(name, part(name, args), args)
 
 
-def compare(folder: Path, args: argparse.Namespace) -> None:
+def compare(name: str, folder: Path, args: argparse.Namespace) -> None:
     """Measures the model before and after, and BM25, on one data set; prints the table and the tests."""
 
-    def measured(name: str, model: Path | None) -> dict[str, dict[str, float]]:
+    def measured(system: str, model: Path | None) -> dict[str, dict[str, float]]:
         search = bm25_search if model is None else encoded(partial(DualEncoder.from_pretrained, model))
         find = partial(values_of, search, folder, ("test",), METRICS)
-        found: Values = kept(args.runs / "measured" / f"{folder.name}_{name}.json", find)
+        found: Values = kept(args.runs / "measured" / f"{name}_{system}.json", find)
         return found["test"]
 
     systems = {
         "BM25": [measured("BM25", None)],
         "before": [measured(args.model.name, args.model)],
-        "after": [measured(f"{args.model.name}_{seed}", adapted(folder, seed, args)) for seed in args.seeds],
+        "after": [measured(f"{args.model.name}_{seed}", adapted(name, folder, seed, args)) for seed in args.seeds],
     }
     means = {
-        name: [cell([100 * sum(one[metric].values()) / len(one[metric]) for one in of_seeds]) for metric in METRICS]
-        for name, of_seeds in systems.items()
+        system: [cell([100 * sum(one[metric].values()) / len(one[metric]) for one in of_seeds]) for metric in METRICS]
+        for system, of_seeds in systems.items()
     }
     print(markdown(METRICS, means) + "\n")
     for other in ("before", "BM25"):
         for metric in METRICS:
-            first, second = ([one[metric] for one in systems[name]] for name in ("after", other))
+            first, second = ([one[metric] for one in systems[system]] for system in ("after", other))
             print(f"after - {other}, {metric}: {difference(first, second)}")
 
 

@@ -529,9 +529,22 @@ def test_from_documents(main: Main, data: Path, encoder: Path, tmp_path: Path, m
 
     module = importlib.import_module("from_documents")
     monkeypatch.setattr(module, "PASSAGES", 40)
-    monkeypatch.setattr(module, "TEST", 3)
     monkeypatch.setattr(QuestionGenerator, "generate_tokens", Quoting.generate_tokens)
-    words = ["--data", data, "--runs", tmp_path / "runs", "--model", encoder, "--asked", 30, "--seeds", 0, 1]
+    words = [
+        "--data",
+        data,
+        "--runs",
+        tmp_path / "runs",
+        "--model",
+        encoder,
+        "--sets",
+        "scifact",
+        "--asked",
+        30,
+        "--seeds",
+        0,
+        1,
+    ]
     words += ["--generator", make_model("qwen3_lm", tmp_path)]
     settings = ["--steps", 2, "--batch-size", 4, "--prompt-length", 96, "--max-length", 32]
     asked = ["--settings", *settings, "--template", "upr", "--per-passage", 1]
