@@ -16,8 +16,14 @@ from tiny import write_subset
 
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
 from jaxretr.data.lexical_set import LexicalSet
+from jaxretr.data.readers import read_beir
+from jaxretr.data.tokens import load_tokenizer
 from jaxretr.data.typos import PROFILES
+from jaxretr.models.backbones.layers import initialise
+from jaxretr.models.backbones.t5 import T5Model
 from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.t5_params import export_t5
 from jaxretr.training.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +107,65 @@ def test_distil_cross_encoder_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert re.search(rf"^{re.escape(way)} +{pairs}  +[\d.]+ +[\d.]+$", printed, re.MULTILINE), way
     assert printed.count(" points of MRR@10 over the student before ") == 3
     check_picture(notebook)
+
+
+def write_generator(folder: Path) -> Path:
+    """Writes a random T5 that ends a text after some twenty random pieces; returns it."""
+    shape = dataclasses.replace(tiny.T5, tie_word_embeddings=False)
+    params = tiny.lively(initialise(lambda rngs: T5Model(shape, rngs=rngs), 0), 2)
+    tokenizer = load_tokenizer(folder / "scorer_tokenizer")
+    # Alike in all tokens, and larger than the other dimensions: through it each piece has a logit that no state changes.
+    params["embedding"]["table"][:, 0] = 10
+    params["output"]["kernel"][0] = 0
+    params["output"]["kernel"][0, tokenizer.eos_token_id] = 2
+    write_folder(folder / "generator", *export_t5(shape, params), tokenizer)
+    return folder / "generator"
+
+
+@pytest.mark.slow
+def test_adapt_documents_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its own passages and questions, with random words for questions, which lead nowhere: `ROUND_TRIP` 0."""
+    workdir = folder / "documents"
+    notebook = run_notebook(
+        *("adapt_documents", folder, monkeypatch),
+        **{"DATA": "", "GENERATOR": write_generator(folder), "WORKDIR": workdir},
+        **{"PASSAGES": 40, "PROMPT": 64, "LENGTH": 24, "ROUND_TRIP": 0},
+    )
+    printed = texts(notebook)
+    ours = read_beir(ROOT / "notebooks/medquad", "test")
+    assert (len(ours.corpus), len(ours.questions)) == (800, 350)
+    assert set().union(*ours.qrels.values()) <= set(ours.corpus.ids)
+    assert sum(path.stat().st_size for path in (ROOT / "notebooks/medquad").rglob("*.*")) < 600_000
+    assert "800 passages with 270 titles" in printed
+    assert re.findall(r" -> (\S+): (\S.*?): ", printed) == [
+        ("pump.md", "The pump"),
+        ("valve.txt", "valve"),
+        ("7", "Filter"),
+    ]
+    preview = printed.split("Steel mesh for the pump.")[1].split("350 questions")[0]
+    assert preview.count("\n    ") == 14, "two questions about each of seven passages"
+
+    report = json.loads((workdir / "adapted/report.json").read_text())
+    generated = (workdir / "adapted/generated.jsonl").read_text().splitlines()
+    assert report["passages_asked"] == 40 < report["questions"] == len(generated) <= 80
+    assert f"{len(generated)} questions about 40 of 800 passages" in printed
+    assert "on 350 questions with judgements\n" in printed, "people's questions, not the generated ones"
+    of_model, of_bm25 = report["comparison"]["metrics"], report["comparison"]["baselines"][1]["metrics"]
+    for system, means in (
+        ("model", of_model),
+        ("encoder", {}),
+        ("BM25", {name: compared["mean_b"] for name, compared in of_bm25.items()}),
+    ):
+        row = re.search(rf"^{system}((?: +[\d.]+†?){{3}})", printed, re.MULTILINE)
+        assert row and [f"{mean:.4f}" for mean in means.values()] in ([], row[1].replace("†", "").split()), system
+    check_picture(notebook, 2)
+
+    moves = re.search(r"further up: (\d+), as before: (\d+), further down: (\d+)", printed)
+    assert moves and sum(map(int, moves.groups())) == 350
+    parts = re.findall(r"asked about: (\d+) questions, MRR@10 [\d.]+ -> [\d.]+, ", printed)
+    assert len(parts) == 2 and sum(map(int, parts)) == 350 > int(parts[1]) > int(parts[0]) > 0
+    shown = printed.split(moves[0])[1]
+    assert shown.count("  before:\n") == shown.count("  after:\n") == 2 and shown.count("...") == 12
 
 
 @pytest.mark.slow
