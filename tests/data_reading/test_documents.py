@@ -78,6 +78,11 @@ def test_columns_are_known_or_named(tmp_path: Path, name: str, content: str, bra
     assert found == [Passage("1", "A, B", text), Passage("2", "", "w")]
 
 
+def test_a_quote_that_is_text_stays_in_a_tsv(tmp_path: Path) -> None:
+    name = written(tmp_path, "t.tsv", 'id\ttext\n1\t"So" he said\n2\tb\n')
+    assert list(read_corpus(name)) == [Passage("1", "", '"So" he said'), Passage("2", "", "b")]
+
+
 def test_the_row_numbers_that_pandas_writes_are_no_titles(tmp_path: Path) -> None:
     assert list(read_corpus(written(tmp_path, "t.csv", ",text\n0,a\n"))) == [Passage("1", "", "a")]
 
@@ -118,14 +123,15 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ),
         ("t.csv[text=tx]", "id,txt\n1,a\n", "t.csv:1: no column 'tx'; did you mean 'txt'"),
         ("t.csv", "id,text\n1,a\n2\n", "t.csv:3: 1 columns, the header has 2; check"),
-        ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: ',' expected .*; check separators and quotes"),
+        ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: broken csv .*; close the quotes"),
         ("t.csv", "id,text,text\n1,a,b\n", "t.csv:1: column 'text' is there twice; rename one"),
-        ("t.tsv", "id\ttext\n1\ta\n".encode("utf-16"), "t.tsv:1: not UTF-8; convert it: iconv -f UTF-16 "),
-        ("t.csv", b"id,text\n1,a\n2,caf\xe9\n", "t.csv:3: not UTF-8; convert it: iconv"),
+        ("t.tsv", "id\ttext\n1\ta\n".encode("utf-16"), "t.tsv:1: not valid UTF-8 .*; convert the file"),
+        ("t.csv", b"id,text\n1,a\n2,caf\xe9\n", "t.csv:3: not valid UTF-8 .*; convert the file"),
         ("t.csv.gz", b"", "t.csv.gz: no passages"),
-        ("t.jsonl", '{"id": 1, "text": "a"}\n[2]\n', "t.jsonl:2: not a JSON object; write one object in each line"),
+        ("t.jsonl", '{"id": 1, "text": "a"}\n[2]\n', "t.jsonl:2: a list instead of a JSON object; write one"),
         ("t.jsonl[words=9]", '{"id": null, "text": "a"}\n', 'field "_id" is null'),
-        ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it"),
+        ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it: iconv -f LATIN1"),
+        ("t.md", "a".encode("utf-16"), "t.md: not UTF-8 at byte 0; convert it: iconv -f UTF-16"),
         ("t.html", b"", "t.html: cannot be read as HTML"),
         ("t.txt.gz", "x", "not a .csv, .* file; convert it"),
         ("t.doc", "x", r"not a .csv, .* file; convert it"),

@@ -2,17 +2,13 @@
 
 import codecs
 import contextlib
-import csv
 import datetime
 import decimal
-import gzip
-import json
 import math
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from jaxretr.data.named import hub
 from jaxretr.data.named.tables import CORPUS, ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS, Collection, Row, Table, shortened
@@ -259,41 +255,28 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
     if suffix == ".parquet":
         yield from hub.local_rows(name, file)
         return
-    number = 0
+    from jaxretr.data.csv_tables import csv_rows, tsv_rows  # They import this module.
+    from jaxretr.data.text_rows import RowError, check_utf8, json_lines
 
-    def lines(raw: Iterable[bytes]) -> Iterator[str]:
-        nonlocal number
-        for number, line in enumerate(raw, start=1):
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-
-    try:
-        with open(file, "rb") as raw:
-            numbered = lines(cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if raw.peek(2)[:2] == b"\x1f\x8b" else raw)
-            if suffix in _JSON_LINES:
-                yield from (_object(line) for line in numbered if line.strip())
-                return
-            csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
-            table = csv.reader(numbered, delimiter="\t" if suffix == ".tsv" else ",", strict=True)
-            header = next(table, [])
-            if twice := next((column for column in header if column.strip() and header.count(column) > 1), ""):
-                raise ValueError(f"column '{twice}' is there twice; rename one")
-            for fields in table:
-                if fields and len(fields) != len(header):
-                    raise ValueError(
-                        f"{len(fields)} columns, the header has {len(header)}; check separators and quotes"
-                    )
-                if fields:
-                    yield dict(zip(header, fields, strict=True))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}:{number}: not UTF-8; {_conversion(error, file)}") from error
-    except csv.Error as error:
-        raise UserError(f"{file}:{number}: {shortened(error)}; check separators and quotes") from error
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}:{number}: {shortened(error)}") from error
-
-
-def _object(line: str) -> Row:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError("not a JSON object; write one object in each line, as jq -c '.[]' does for an array")
-    return row
+    if suffix in _JSON_LINES:
+        table: Iterator[tuple[int, Any]] = json_lines(file)
+    else:
+        table = tsv_rows(file) if suffix == ".tsv" else csv_rows(file)
+    header: list[str] | None = None
+    for number, row in table:
+        try:
+            if isinstance(row, RowError):
+                raise row
+            if isinstance(row, list):
+                check_utf8("".join(row))
+                if header is None:
+                    header = row
+                    if twice := next((column for column in row if column.strip() and row.count(column) > 1), ""):
+                        raise RowError(f"column '{twice}' is there twice; rename one")
+                    continue
+                if len(row) != len(header):
+                    raise RowError(f"{len(row)} columns, the header has {len(header)}; check separators and quotes")
+                row = dict(zip(header, row, strict=True))
+        except RowError as error:
+            raise UserError(f"{file}:{number}: {error}") from None
+        yield row
