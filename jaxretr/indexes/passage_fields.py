@@ -9,6 +9,7 @@ from typing import Any
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.named.tables import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+from jaxretr.data.source import Source
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.indexes.filters import Value, is_value
 from jaxretr.runtime.errors import UserError, did_you_mean
@@ -66,7 +67,7 @@ def metadata_of(row: Mapping[str, Any], left_out: set[str]) -> dict[str, Value]:
     return kept
 
 
-def warn_left_out(path: Path, left_out: set[str]) -> None:
+def warn_left_out(path: Source, left_out: set[str]) -> None:
     """Name the fields that `metadata_of` left out of a corpus, if there are any."""
     if left_out:
         names = ", ".join(sorted(left_out)[:20])

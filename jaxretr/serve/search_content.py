@@ -1,6 +1,6 @@
 """The questions and options in a search's request, and the answer made of an index's hits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
-from jaxretr.serve.requests import MAX_HITS, SearchRequest, SparseVector
+from jaxretr.serve.requests import MAX_HITS, SearchRequest
 
 
 def search_options(request: SearchRequest) -> SearchOptions:
@@ -42,7 +42,7 @@ def question_texts(request: SearchRequest) -> list[str] | None:
 def _each(questions: Any) -> list[Any]:
     """The questions of a request, texts or vectors, which may be one that is not in a list."""
     is_single = isinstance(questions, str | dict) or not isinstance(questions[0], str | list | dict)
-    return [questions] if is_single else questions
+    return [questions] if is_single else list(questions)
 
 
 def part_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[float] | None:
@@ -82,7 +82,7 @@ def question_vectors(request: SearchRequest, dim: int) -> np.ndarray:
     return matrix
 
 
-def _dimensions(vector: SparseVector, number: int, dim: int) -> list[int]:
+def _dimensions(vector: Mapping[str, Any], number: int, dim: int) -> list[int]:
     """The dimensions of a sparse vector.
 
     Raises:

@@ -176,9 +176,9 @@ def _made(config: Optimizer, make: Callable[..., Any], **arguments: Any) -> opta
 def _at_peak(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return a transformation whose updates are multiplied by the peak learning rate, which `update` is given."""
 
-    def update(updates: Any, state: Any, params: Any = None, *, peak: Any, **_: Any) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
         updates, state = inner.update(updates, state, params)
-        return jax.tree.map(lambda x: (peak * x).astype(x.dtype), updates), state
+        return jax.tree.map(lambda x: (more["peak"] * x).astype(x.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
