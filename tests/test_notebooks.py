@@ -149,7 +149,7 @@ def test_adapt_documents_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     generated = (workdir / "adapted/generated.jsonl").read_text().splitlines()
     assert report["passages_asked"] == 40 < report["questions"] == len(generated) <= 80
     assert f"{len(generated)} questions about 40 of 800 passages" in printed
-    assert "on 350 questions with judgements\n" in printed, "people's questions, not the generated ones"
+    assert "on 350 questions with judgements\n" in printed, "the data's questions, not the generated ones"
     of_model, of_bm25 = report["comparison"]["metrics"], report["comparison"]["baselines"][1]["metrics"]
     for system, means in (
         ("model", of_model),
