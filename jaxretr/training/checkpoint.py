@@ -217,15 +217,15 @@ class Checkpoints:
 
 def _with_numbers(state: Any, config: Config | None) -> Any:
     """Return a state with the numbers of its config, or with none, as it is saved."""
-    train = getattr(state, "train", state)
-    if not isinstance(train, TrainState):
-        return state
-    numbers = None
-    if config is not None:
-        place = train.step.sharding
-        numbers = put_tree(StepNumbers.of(config), StepNumbers(place, place))
-    train = dataclasses.replace(train, numbers=numbers)
-    return state._replace(train=train) if hasattr(state, "train") else train
+
+    def one(part: Any) -> Any:
+        if not isinstance(part, TrainState):
+            return part
+        place: Any = part.step.sharding
+        numbers = None if config is None else put_tree(StepNumbers.of(config), StepNumbers(place, place))
+        return dataclasses.replace(part, numbers=numbers)
+
+    return jax.tree.map(one, state, is_leaf=lambda part: isinstance(part, TrainState))
 
 
 def _without_newer_fields(saved: Any, like: Any) -> Any:
