@@ -157,7 +157,13 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     index = LiveIndex.open(folder, background=False)
     assert index.documents(["a.txt#1"]) == [Document("a.txt#1", "a", "One.", {"document": "a.txt"})]
     index.close()
-    (tmp_path / "gone.txt").write_text("a.txt#1\n")
+    # A table's own column of that name cuts nothing.
+    table = tmp_path / "t.csv"
+    for rows in ("b#1,b,x\nb#2,b,y\n", "b#1,b,z\n"):
+        table.write_text(f"id,document,text\n{rows}")
+        assert run("update", folder, "--add", f"files:{table}", "--compute", "float32") == 0
+        assert ", 0 deleted" in capsys.readouterr().out
+    (tmp_path / "gone.txt").write_text("a.txt#1\nb#1\nb#2\n")
     assert run("update", folder, "--delete", gone) == 0
     assert run("update", folder, "--rebalance") == 0
     index = LiveIndex.open(folder, background=False)

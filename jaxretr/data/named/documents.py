@@ -72,6 +72,11 @@ class Form(NamedTuple):
         return cls(given, **{key: int(value) for key, value in numbers.items()})
 
 
+def is_cut(name: str) -> bool:
+    """Whether a name stands for documents that are cut: each passage's field "document" names its own."""
+    return name.startswith(PREFIX) and "words=" in name.rpartition("[")[2]
+
+
 def open_collection(body: str, brackets: str | None) -> Collection:
     """Return the corpus of a folder of texts or of a table.
 

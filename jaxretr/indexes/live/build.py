@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.data.corpus import iter_passages
-from jaxretr.data.named.documents import PREFIX
+from jaxretr.data.named.documents import is_cut
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
 from jaxretr.indexes.certified.upkeep import Updated
@@ -119,11 +119,11 @@ def update(
       UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
     """
     first: dict[str, str] = {}
-    cut: dict[str, int] = {}  # the passages of a document
+    counted, cut = is_cut(str(add)), dict[str, int]()  # the passages of each document, if they are cut
     for where, id, found in () if add is None else _documents(add):  # Find every fault before anything is changed.
         if first.setdefault(id, where) != where:
             raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
-        if str(add).startswith(PREFIX) and "document" in found.metadata:
+        if counted:
             document = str(found.metadata["document"])
             cut[document] = cut.get(document, 0) + 1
     index = LiveIndex.open(folder, name=Path(folder).name, background=False)
