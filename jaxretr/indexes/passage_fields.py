@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.named.tables import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
+from jaxretr.data.named.tables import ID_FIELDS, PASSAGE_FIELDS
 from jaxretr.data.source import Source
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.indexes.filters import Value, is_value
@@ -16,7 +16,7 @@ from jaxretr.runtime.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
 
-_NOT_METADATA = frozenset((*ID_FIELDS, *TEXT_FIELDS, *TITLE_FIELDS, "metadata"))
+_NOT_METADATA = PASSAGE_FIELDS | {"metadata"}
 
 
 def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxretr.data.named import hub
-from jaxretr.data.named.tables import CORPUS, ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS, Collection, Row, Table, shortened
+from jaxretr.data.named.tables import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
 
 PREFIX = "files:"
@@ -27,9 +27,6 @@ _COLUMNS = {
     "text": ("text", "contents", "content", "body", "passage", "abstract"),
 }
 _NUMBERS = ("words", "overlap")
-
-# What readers of a corpus would take for another id, title or text.
-_READ = ("", *ID_FIELDS, *TITLE_FIELDS, *TEXT_FIELDS)
 
 # A version that changes when the same files give other rows.
 _VERSION = 2
@@ -212,15 +209,17 @@ def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) ->
     """Yield {"_id", "title", "text", and the other columns} of a table's rows, numbered from 1 where it has no ids."""
     known: tuple[str, ...] | None = None
     chosen: dict[str, str] = {}
+    further: list[str] = []
     for number, row in enumerate(_rows_of(name, file, suffix), start=1):
         if known != (there := tuple(row)):  # objects of JSON lines have keys of their own
             chosen, known = _chosen(f"{name}:{number}", there, columns, first=known is None), there
+            # Without those that readers of a corpus would take for another id, title or text.
+            further = [column for column in there if column not in PASSAGE_FIELDS | {"", *chosen.values()}]
         id = row.get(chosen["id"]) if "id" in chosen else str(number)
         # A column may be called "", as pandas calls its row numbers.
         title = row.get(chosen["title"]) if "title" in chosen else None
-        others = {column: _field(row[column], suffix) for column in row if column not in (*_READ, *chosen.values())}
-        further = {column: value for column, value in others.items() if value not in (None, "")}
-        yield {**further, "_id": id, "title": title, "text": row.get(chosen["text"])}
+        others = {column: value for column in further if (value := _field(row[column], suffix)) not in (None, "")}
+        yield {**others, "_id": id, "title": title, "text": row.get(chosen["text"])}
 
 
 def _field(value: Any, suffix: str) -> Any:

@@ -14,6 +14,7 @@ CORPUS, QUERIES, QRELS, EXAMPLES = "corpus", "queries", "qrels", "examples"
 ID_FIELDS = ("_id", "id", "docid")
 TEXT_FIELDS = ("text", "contents")
 TITLE_FIELDS = ("title",)
+PASSAGE_FIELDS = frozenset((*ID_FIELDS, *TEXT_FIELDS, *TITLE_FIELDS))
 
 # Names of the config with judgements: in the BEIR sets on the hub and of `jaxretr data build`, and in MTEB's sets.
 _QRELS_CONFIGS = (QRELS, "default")
