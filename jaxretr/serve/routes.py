@@ -145,6 +145,7 @@ def make_routes(service: Service) -> APIRouter:
         """Embed texts, as OpenAI's API does."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         _add_facts(request, texts=texts)
+        _check_format(body, service)
         result = await service.embed(body.side, texts, prompt=body.prompt)
         _add_facts(request, tokens=result.tokens, count=len(texts))
         return Answer(_embeddings(body, result, service))
@@ -152,6 +153,7 @@ def make_routes(service: Service) -> APIRouter:
     @routes.post("/v1/embeddings/tokens", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
     async def embeddings_of_tokens(request: Request, body: TokenEmbeddingsRequest) -> Any:
         """Embed texts that the client has tokenised with the model's own tokenizer."""
+        _check_format(body, service)
         result = await service.embed(body.side, body.input, tokenised=True)
         _add_facts(request, tokens=result.tokens, count=len(body.input))
         return Answer(_embeddings(body, result, service))
@@ -332,6 +334,11 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"}
 
 
+def _check_format(body: EmbeddingsRequest | TokenEmbeddingsRequest, service: Service) -> None:
+    if body.encoding_format == "sparse" and not all(part.config.sparse for part in service.encoder.parts):
+        raise Invalid("encoding_format: the model's vectors are not sparse; ask for float or base64", "encoding_format")
+
+
 def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedded, service: Service) -> dict[str, Any]:
     vectors = result.vectors
     if body.dimensions is not None:
@@ -339,10 +346,6 @@ def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedd
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
     elif body.encoding_format == "sparse":
-        if not all(part.config.sparse for part in service.encoder.parts):
-            raise Invalid(
-                "encoding_format: the model's vectors are not sparse; ask for float or base64", "encoding_format"
-            )
         found = ((row, np.flatnonzero(row)) for row in vectors)
         rows = [{"indices": entries.tolist(), "values": row[entries].tolist()} for row, entries in found]
     else:
