@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jaxretr.data.collection import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 from jaxretr.data.csv_tables import tsv_rows
-from jaxretr.data.named.tables import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS
 from jaxretr.data.source import Input, NamedSource, Source
 from jaxretr.data.text_rows import (
     BadRows,

@@ -21,9 +21,9 @@ from jaxretr.config import (
     MixtureSet,
     RerankerConfig,
 )
+from jaxretr.data.collection import CORPUS
 from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
-from jaxretr.data.named.tables import CORPUS
 from jaxretr.data.readers import beir_splits, qrels_path
 from jaxretr.data.source import Source, source_of
 from jaxretr.runtime.errors import UsageError, UserError

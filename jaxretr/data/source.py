@@ -11,24 +11,18 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from jaxretr.data.named import documents, hub, ir_collections, tfds_collections
-from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table
+from jaxretr.data.collection import CORPUS, QRELS, QUERIES, Collection, Row, Table
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.storage.files import sha256
 
-_OPEN = {
-    "ir_datasets": ir_collections.open_collection,
-    "tfds": tfds_collections.open_collection,
-    "hf": hub.open_collection,
-    "files": documents.open_collection,
-}
-_PREFIXES = tuple(f"{scheme}:" for scheme in _OPEN)
+OPENERS: dict[str, Callable[[str, str | None], Collection]] = {}
+"""By the scheme of a name, functions of its body and of what stands in its brackets; the package adds its own."""
 
 _FORM = re.compile(r"(?P<scheme>\w+):(?P<body>[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>[^\[\]]+))?")
 _FORMS = "ir_datasets:ID, tfds:NAME/CONFIG:VERSION[SPLIT], hf:OWNER/NAME/CONFIG[SPLIT] or files:PATH[text=COLUMN]"
@@ -232,7 +226,7 @@ class NamedSource:
           UserError: there is none; a package or the network is missing.
         """
         match = self._match()
-        return _OPEN[match["scheme"]](match["body"], match["split"])
+        return OPENERS[match["scheme"]](match["body"], match["split"])
 
     def table(self) -> Table:
         """Return the table that the name stands for.
@@ -345,4 +339,5 @@ def source_of(path: Input) -> Source:
     if isinstance(path, FileSource | NamedSource):
         return path
     text = os.fspath(path)
-    return NamedSource(str(Path(text))) if text.startswith(_PREFIXES) else FileSource(Path(text).expanduser())
+    scheme, colon, _ = text.partition(":")
+    return NamedSource(str(Path(text))) if colon and scheme in OPENERS else FileSource(Path(text).expanduser())

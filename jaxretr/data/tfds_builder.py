@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.collection import CORPUS, EXAMPLES, QRELS, QUERIES
 from jaxretr.data.corpus import iter_passages, read_corpus
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import KINDS, file_kind
 from jaxretr.data.formats.reading import examples_file, read_examples
-from jaxretr.data.named.tables import CORPUS, EXAMPLES, QRELS, QUERIES
 from jaxretr.data.questions import read_questions
 from jaxretr.data.readers import beir_splits, qrels_path, read_qrels
 from jaxretr.data.source import NamedSource, Source, source_of

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.collection import ID_FIELDS, PASSAGE_FIELDS
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.named.tables import ID_FIELDS, PASSAGE_FIELDS
 from jaxretr.data.source import Source
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.indexes.filters import Value, is_value

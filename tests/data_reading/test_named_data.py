@@ -17,11 +17,12 @@ import tiny
 from ir_datasets.formats import BaseDocPairs, GenericDocPair
 from ir_datasets.util import Download, LocalDownload
 
+from jaxretr.data.collection import CORPUS, QUERIES
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.formats.kinds import file_kind
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.data.named import hub, ir_collections, tables
+from jaxretr.data.named import hub, ir_collections
 from jaxretr.data.own_data import with_data
 from jaxretr.data.readers import beir_splits, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.data.source import FileSource, NamedSource, source_of
@@ -357,7 +358,7 @@ def test_a_collection_without_the_part(names: dict[str, str], tmp_path: Path) ->
 def test_nano_beir_is_known_without_the_network() -> None:
     assert len(ir_collections.members("nano-beir")) == 13
     collection = ir_collections.open_collection("nano-beir/scifact")
-    assert collection.splits == ["test"] and set(collection.parts) == {tables.CORPUS, tables.QUERIES, "qrels/test"}
+    assert collection.splits == ["test"] and set(collection.parts) == {CORPUS, QUERIES, "qrels/test"}
     assert ir_collections.open_collection("beir/scifact").splits == ["test", "train"]
 
 

@@ -3,11 +3,11 @@
 from array import array
 from collections.abc import Callable, Iterator
 
+from jaxretr.data.collection import ID_FIELDS
 from jaxretr.data.corpus import Passage, passage_rows
 from jaxretr.data.description import Description, Spread, shortened_line
 from jaxretr.data.formats.format import Lookup
 from jaxretr.data.formats.head import Head
-from jaxretr.data.named.tables import ID_FIELDS
 from jaxretr.data.problems import Problems
 from jaxretr.data.questions import Question, question_rows
 from jaxretr.data.source import Source

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from jaxretr.data.collection import QUERIES
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Example, Row
 from jaxretr.data.formats.format import Format, Lookup
 from jaxretr.data.formats.kinds import training_format
-from jaxretr.data.named.tables import QUERIES
 from jaxretr.data.questions import read_questions
 from jaxretr.data.readers import qrels_path
 from jaxretr.data.source import Input, Source, source_of

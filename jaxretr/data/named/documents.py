@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxretr.data.collection import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
+from jaxretr.data.csv_tables import csv_rows, tsv_rows
 from jaxretr.data.named import hub
-from jaxretr.data.named.tables import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
+from jaxretr.data.text_rows import RowError, check_utf8, json_lines
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
 
 PREFIX = "files:"
@@ -259,9 +261,6 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
     if suffix == ".parquet":
         yield from hub.local_rows(name, file)
         return
-    from jaxretr.data.csv_tables import csv_rows, tsv_rows  # They import this module.
-    from jaxretr.data.text_rows import RowError, check_utf8, json_lines
-
     if suffix in _JSON_LINES:
         table: Iterator[tuple[int, Any]] = json_lines(file)
     else:

@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jaxretr.data.collection import CORPUS, QRELS, QUERIES, Collection, Row, Table, of_configs, shortened
 from jaxretr.data.named.checksums import check_sha256
-from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table, of_configs, shortened
 from jaxretr.runtime.errors import UserError, import_extra
 
 PREFIX = "hf:"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxretr.data.named.tables import CORPUS, QRELS, QUERIES, Collection, Row, Table, shortened
+from jaxretr.data.collection import CORPUS, QRELS, QUERIES, Collection, Row, Table, shortened
 from jaxretr.runtime.errors import UserError, did_you_mean, import_extra
 
 PREFIX = "ir_datasets:"

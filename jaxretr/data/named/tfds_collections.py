@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.collection import Collection, Row, Table, of_configs, shortened
 from jaxretr.data.named.checksums import check_sha256
-from jaxretr.data.named.tables import Collection, Row, Table, of_configs, shortened
 from jaxretr.runtime.errors import UserError, did_you_mean, import_extra
 
 PREFIX = "tfds:"
