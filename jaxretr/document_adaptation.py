@@ -37,9 +37,9 @@ from jaxretr.evaluate.searches import EncoderSearch, System, bm25_search, find_a
 from jaxretr.indexes.exact.store import streamed
 from jaxretr.indexes.hybrid.fusion import reciprocal_rank
 from jaxretr.indexes.index import Opening
-from jaxretr.mining.generated import generate
+from jaxretr.mining.generated import generate, loaded_generator
 from jaxretr.mining.mining import mine
-from jaxretr.models.any_scorer import load_scorer
+from jaxretr.models.any_scorer import load_scorer, scorer_kind
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
@@ -176,8 +176,15 @@ def adapt_to_documents(
     teacher_temperature = _TEMPERATURE if teacher_temperature is None else teacher_temperature
     check_finished(model)
     dtype = chosen_dtype(dtype)
-    out = Path(out).expanduser()
+    out, name = Path(out).expanduser(), str(generator)
     corpus, own = read_own_test(documents, queries, qrels, split)
+    if not (out / _QUESTIONS).is_file():  # What cannot be loaded is found before a setting is noted.
+        try:
+            generator = loaded_generator(generator, template, prompt_length, dtype)
+        except UsageError as error:  # `max_length` is another setting here.
+            raise UsageError(str(error).replace("max_length=", "prompt_length=")) from None
+    if scorer is not None:
+        scorer_kind(scorer)
     check_replaceable(out, "a model adapted to documents", lambda names: _COMMAND in names)
     note_settings(
         out / _COMMAND,
@@ -185,7 +192,7 @@ def adapt_to_documents(
         {
             "documents": {"files": [str(documents)], "sha256": corpus.fingerprint()},
             "model": str(model),
-            "generator": str(generator),
+            "generator": name,
             "scorer": None if scorer is None else str(scorer),
             **{"passages": passages, "per_passage": per_passage, "template": template, "prompt_length": prompt_length},
             **{"round_trip": round_trip, "steps": steps, "batch_size": batch_size, "max_length": max_length},
@@ -210,25 +217,20 @@ def adapt_to_documents(
         return result
 
     # ---- questions ---------------------------------------------------------------------------------------------------
-    try:
-        timed(
-            "generating",
-            lambda: generate(
-                generator,
-                corpus=corpus,
-                out=out / _QUESTIONS,
-                per_passage=per_passage,
-                limit=passages,
-                template=template,
-                max_length=prompt_length,
-                round_trip=round_trip or None,
-                seed=seed,
-                dtype=dtype,
-            ),
-            out / _QUESTIONS,
-        )
-    except UsageError as error:  # `max_length` is another setting here.
-        raise UsageError(str(error).replace("max_length=", "prompt_length=")) from None
+    timed(
+        "generating",
+        lambda: generate(
+            generator,
+            corpus=corpus,
+            out=out / _QUESTIONS,
+            per_passage=per_passage,
+            limit=passages,
+            round_trip=round_trip or None,
+            seed=seed,
+        ),
+        out / _QUESTIONS,
+    )
+    generator = name  # Its weights are not needed any longer.
     examples = list(read_examples(out / _QUESTIONS, format="tevatron2"))
     learnt, held_out = _divided(examples, out / _QUESTIONS)
 
@@ -288,7 +290,7 @@ def adapt_to_documents(
     comparison = Report.of(find_all(systems, test, METRICS), test, METRICS)
     report = {
         "model": str(model),
-        "generator": str(generator),
+        "generator": name,
         "scorer": None if scorer is None else str(scorer),
         "passages": len(corpus),
         "passages_asked": min(passages or len(corpus), len(corpus)),

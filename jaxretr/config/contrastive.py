@@ -125,6 +125,19 @@ class Distillation:
     teacher_temperature: float = 1.0
     """Divisor of the teacher's scores (kl)."""
 
+    def check(self) -> None:
+        """Raise UsageError for settings that leave no loss, or that the loss does not have."""
+        if self.loss == "none" and self.contrastive_weight == 0:
+            raise UsageError(
+                "distillation.contrastive_weight=0 leaves no loss; set distillation.loss, or another weight"
+            )
+        if self.loss == "none" and self.weight != 1:
+            raise UsageError(f"distillation.weight={self.weight}: is of distillation.loss; set that as well")
+        if self.loss != "kl" and self.teacher_temperature != 1:
+            raise UsageError(
+                f"distillation.teacher_temperature={self.teacher_temperature}: is of distillation.loss=kl; leave it out"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainingData(ExampleData):
@@ -325,12 +338,14 @@ class ContrastiveConfig(Config):
             )
         if contrastive.chunk < 1 or contrastive.max_positives < 1:
             raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
+        if negatives.margin is not None and not negatives.retrieved:
+            raise UsageError(
+                "negatives.margin is of retrieved negatives (`jaxretr mine` has one for mined ones); set negatives.retrieved, or "
+                "leave it out"
+            )
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:
             raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
-        if self.distillation.loss == "none" and self.distillation.contrastive_weight == 0:
-            raise UsageError(
-                "distillation.contrastive_weight=0 leaves no loss; set distillation.loss, or another weight"
-            )
+        self.distillation.check()
         if self.typos.multi_positive and not contrastive.symmetric:
             raise UsageError(
                 "typos.multi_positive is about the passages' side of the loss; set contrastive.symmetric as well"

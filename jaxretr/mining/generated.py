@@ -157,8 +157,7 @@ def generate(
     target = Path(out).expanduser()
     check_output(out)
     passages = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
-    if not isinstance(generator, QuestionGenerator):
-        generator = QuestionGenerator.from_pretrained(generator, template=template, max_length=max_length, dtype=dtype)
+    generator = loaded_generator(generator, template, max_length, dtype)
     rows = np.arange(len(passages))
     if limit is not None and limit < len(passages):
         rows = drawn(len(passages), limit, seed, "passages")
@@ -194,6 +193,24 @@ def generate(
         write_record(target, {name: str(value) for name, value in made_of.items()})
     kept.remove()
     return found
+
+
+def loaded_generator(
+    generator: QuestionGenerator | Path_, template: str, max_length: int | None, dtype: AutoDtype
+) -> QuestionGenerator:
+    """Return the generator of `generate`, whose arguments these are.
+
+    Raises:
+      UsageError: settings for a loaded generator, which has its own, or that do not suit the model.
+      UserError: it cannot be loaded.
+    """
+    if not isinstance(generator, QuestionGenerator):
+        return QuestionGenerator.from_pretrained(generator, template=template, max_length=max_length, dtype=dtype)
+    if template != "auto" or max_length is not None:
+        raise UsageError(
+            "template= and max_length= are for a generator given as a path; this one was loaded with its own"
+        )
+    return generator
 
 
 # ---- generation ------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def add_value(found: Any, value: Any, seen: Collection[int] = ()) -> None:
 
 @contextlib.contextmanager
 def of_user(path: Path, remedy: str) -> Iterator[None]:
-    """Report what a user's file raises as a UsageError with the line in the file."""
+    """Report what a user's file raises as a UsageError with the line in the file; an argument too many has none."""
     try:
         yield
     except UserError:
@@ -169,7 +169,7 @@ def of_user(path: Path, remedy: str) -> Iterator[None]:
         line, what = _line_in(error, path), f"{type(error).__name__}: {error}".splitlines()[0]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line, what = error.lineno, error.msg
-        raise UsageError(f"{path}:{line}: {what}; {remedy}") from error
+        raise UsageError(f"{path}{f':{line}' * bool(line)}: {what}; {remedy}") from error
 
 
 def _line_in(error: BaseException, path: Path) -> int:

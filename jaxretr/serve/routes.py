@@ -145,7 +145,7 @@ def make_routes(service: Service) -> APIRouter:
         """Embed texts, as OpenAI's API does."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         _add_facts(request, texts=texts)
-        _check_format(body, service)
+        _check_form(body, service)
         result = await service.embed(body.side, texts, prompt=body.prompt)
         _add_facts(request, tokens=result.tokens, count=len(texts))
         return Answer(_embeddings(body, result, service))
@@ -153,7 +153,7 @@ def make_routes(service: Service) -> APIRouter:
     @routes.post("/v1/embeddings/tokens", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
     async def embeddings_of_tokens(request: Request, body: TokenEmbeddingsRequest) -> Any:
         """Embed texts that the client has tokenised with the model's own tokenizer."""
-        _check_format(body, service)
+        _check_form(body, service)
         result = await service.embed(body.side, body.input, tokenised=True)
         _add_facts(request, tokens=result.tokens, count=len(body.input))
         return Answer(_embeddings(body, result, service))
@@ -334,15 +334,25 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"}
 
 
-def _check_format(body: EmbeddingsRequest | TokenEmbeddingsRequest, service: Service) -> None:
-    if body.encoding_format == "sparse" and not all(part.config.sparse for part in service.encoder.parts):
+def _check_form(body: EmbeddingsRequest | TokenEmbeddingsRequest, service: Service) -> None:
+    """Refuse a form of the vectors that the model does not have."""
+    encoder, dimensions = service.encoder, body.dimensions
+    if body.encoding_format == "sparse" and not all(part.config.sparse for part in encoder.parts):
         raise Invalid("encoding_format: the model's vectors are not sparse; ask for float or base64", "encoding_format")
+    if dimensions is None or dimensions == encoder.dim:
+        return
+    if dimensions > encoder.dim:
+        raise Invalid(f"the model has {encoder.dim} dimensions; ask for no more", "dimensions")
+    if len(encoder.parts) > 1:
+        raise Invalid("a combined model's vectors cannot be cut; leave dimensions out", "dimensions")
+    if encoder.parts[0].config.sparse:
+        raise Invalid(
+            "a sparse model's dimensions are its vocabulary and cannot be cut; leave dimensions out", "dimensions"
+        )
 
 
 def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedded, service: Service) -> dict[str, Any]:
-    vectors = result.vectors
-    if body.dimensions is not None:
-        vectors = _first(vectors, body.dimensions, service)
+    vectors = result.vectors if body.dimensions is None else _first(result.vectors, body.dimensions, service)
     if body.encoding_format == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
     elif body.encoding_format == "sparse":
@@ -360,17 +370,7 @@ def _embeddings(body: EmbeddingsRequest | TokenEmbeddingsRequest, result: Embedd
 
 def _first(vectors: np.ndarray, dimensions: int, service: Service) -> np.ndarray:
     """The first dimensions, rescaled to length 1 if the model's vectors have length 1, as OpenAI does."""
-    if dimensions > vectors.shape[1]:
-        raise Invalid(f"the model has {vectors.shape[1]} dimensions; ask for no more", "dimensions")
-    if len(service.encoder.parts) > 1:
-        if dimensions == vectors.shape[1]:
-            return vectors
-        raise Invalid("a combined model's vectors cannot be cut; leave dimensions out", "dimensions")
-    if dimensions < vectors.shape[1] and any(part.config.sparse for part in service.encoder.parts):
-        raise Invalid(
-            "a sparse model's dimensions are its vocabulary and cannot be cut; leave dimensions out", "dimensions"
-        )
     cut = vectors[:, :dimensions]
-    if not service.encoder.unit_length:
+    if dimensions == vectors.shape[1] or not service.encoder.unit_length:
         return cut
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(1e-12))

@@ -21,6 +21,7 @@ FILES = {
     "sub/plain.txt": "\ufeffNo title here.",
     "sub/.hidden/x.txt": "not read",
     "sub/ü.htm": "<title> </title><svg><title>icon</title></svg><h1>Sé<i>a</i></h1><p>Füße",
+    "sub/zero.html": "<!-- nothing -->",
     "picture.png": "not read",
 }
 READ = [
@@ -28,6 +29,7 @@ READ = [
     Passage("sub/b%20c.markdown", "Lakes", "A lake. Another."),
     Passage("sub/page.HTML", "Seas & more", "Salt water.\n\n* one\n* two"),
     Passage("sub/plain.txt", "plain", "No title here."),
+    Passage("sub/zero.html", "zero", ""),
     Passage("sub/ü.htm", "Séa", "Séa\n\nFüße"),
 ]
 
@@ -132,7 +134,6 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.jsonl[words=9]", '{"id": null, "text": "a"}\n', 'field "_id" is null'),
         ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it: iconv -f LATIN1"),
         ("t.md", "a".encode("utf-16"), "t.md: not UTF-8 at byte 0; convert it: iconv -f UTF-16"),
-        ("t.html", b"", "t.html: cannot be read as HTML"),
         ("t.txt.gz", "x", "not a .csv, .* file; convert it"),
         ("t.doc", "x", r"not a .csv, .* file; convert it"),
         ("t.csv[word=3]", "", "'word=3' is no setting; did you mean 'words'"),

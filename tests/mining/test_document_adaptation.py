@@ -120,9 +120,11 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     ]
     assert main([*words, "--generator", str(tiny_models / "encoder")]) == 1
     assert "writes no text" in the_error(capsys)
-    words[-1] = str(tmp_path / "other")
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--prompt-length", "4"]) == 2
     assert "--prompt-length 4: the template takes" in the_error(capsys)
+    assert main([*words, "--generator", str(tiny_models / "scorer"), "--scorer", "nowhere"]) == 1
+    assert "nowhere" in the_error(capsys)
+    assert not (tmp_path / "out").exists(), "nothing of a failed call is in the way of the next one"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     words[-1] = str(tmp_path / "full")

@@ -20,7 +20,7 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.mining import generated
 from jaxretr.models.question_generator import Draw, QuestionGenerator
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 
 CORPUS = tiny.DATA / "corpus.jsonl"
 # A random model ends a text by chance: in many tokens, all about equally likely.
@@ -58,6 +58,9 @@ def test_a_call_killed_at_every_chunk_writes_the_same_bytes(
 ):
     generator = QuestionGenerator.from_pretrained(folder, template="upr", max_length=64, dtype="float32")
     out, write, written = tmp_path / "out.jsonl", KeptChunks.write, []
+    with pytest.raises(UsageError, match="this one was loaded with its own"):
+        jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+    settings = {name: value for name, value in SETTINGS.items() if name not in ("template", "max_length")}
 
     def killed(kept: KeptChunks, number: int, *arrays: np.ndarray) -> None:
         write(kept, number, *arrays)
@@ -68,14 +71,14 @@ def test_a_call_killed_at_every_chunk_writes_the_same_bytes(
         patch.setattr(KeptChunks, "write", killed)
         for _ in range(4):
             with pytest.raises(Killed):
-                jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+                jaxretr.generate(generator, corpus=CORPUS, out=out, **settings)
             assert not out.exists()
     assert written == [0, 1, 2, 3]
-    jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+    jaxretr.generate(generator, corpus=CORPUS, out=out, **settings)
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.made_of.json"]
     # Another seed begins anew, and says other things.
-    jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS, seed=1)
+    jaxretr.generate(generator, corpus=CORPUS, out=out, **settings, seed=1)
     assert out.read_bytes() != whole.read_bytes()
 
 

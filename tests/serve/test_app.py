@@ -72,15 +72,21 @@ def test_base64_is_the_same_numbers(call: Callable[..., Any]) -> None:
     assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == plain
 
 
+def _batches(metrics: str) -> list[str]:
+    return [line for line in metrics.splitlines() if line.startswith("jaxretr_batch_texts")]
+
+
 def test_first_dimensions(call: Callable[..., Any]) -> None:
     whole = call("POST", "/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
     # This model's vectors have other lengths than 1: nothing is scaled.
     assert (
         call("POST", "/v1/embeddings", json={"input": "a", "dimensions": 5}).json()["data"][0]["embedding"] == whole[:5]
     )
+    embedded = call("GET", "/metrics").text
     problem = call("POST", "/v1/embeddings", json={"input": "a", "dimensions": 17})
     assert problem.status_code == 422
     assert problem.json()["error"]["param"] == "dimensions"
+    assert _batches(call("GET", "/metrics").text) == _batches(embedded) != [], "nothing is embedded for it"
 
 
 def test_token_ids_are_refused_with_the_remedy(call: Callable[..., Any]) -> None:

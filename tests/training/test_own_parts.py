@@ -36,6 +36,9 @@ def softmax(scores, positive, negative):
     rest = jax.nn.logsumexp(jnp.where(negative, scores, -1e30), axis=-1, keepdims=True)
     return jnp.where(positive, jax.nn.softplus(rest - scores), 0.0).sum(-1)
 
+def two(scores, positive):
+    return scores[:, 0]
+
 def margin(scores, positive, negative, margin=0.2):
     own = jnp.where(positive, scores, 0.0).sum(-1, keepdims=True)
     return jnp.where(negative, jax.nn.relu(scores - own + margin), 0.0).mean(-1)
@@ -137,8 +140,9 @@ def test_a_loss_of_ones_own_is_validated_with_too(config: Any, losses: Path, tmp
         ),
         (
             {"contrastive": {"loss": "{losses}:broken"}},
-            r"losses.py:22: AttributeError: .*; fix the function of contrastive.loss",
+            r"losses.py:25: AttributeError: .*; fix the function of contrastive.loss",
         ),
+        ({"contrastive": {"loss": "{losses}:two"}}, r"losses.py: TypeError: two\(\) takes 2 positional arguments"),
         ({"optimizer": {"schedule": "{losses}:none"}}, r"optimizer.schedule=.*: must return one number"),
         ({"optimizer": {"name": "{losses}:none"}}, r"returned a NoneType; return an optax.GradientTransformation"),
         ({"optimizer": {"ema": 0.9}, "index_aware": {"kind": "product"}}, "the codes are of the weights that train"),

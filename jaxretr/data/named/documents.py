@@ -177,7 +177,9 @@ def _html(file: Path) -> tuple[str, str]:
         page = file.read_bytes()
         # lxml takes a page that declares no encoding for Latin 1; few are.
         tree = lxml.document_fromstring(page, parser=lxml.HTMLParser(encoding="utf-8" if _is_utf8(page) else None))
-    except Exception as error:  # lxml's own kinds, for an empty file among others
+    except lxml.etree.ParserError:  # nothing in it
+        return "", ""
+    except Exception as error:  # lxml's other kinds
         raise UserError(f"{file}: cannot be read as HTML ({shortened(error)}); remove it, or save it again") from error
     # Pictures have titles, too.
     named = (
