@@ -1,4 +1,7 @@
-"""The problems of requests: exceptions that know their HTTP status and JSON body."""
+"""The problems of requests: exceptions that know their HTTP status and JSON body.
+
+A class's docstring is what the OpenAPI document says about its status.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,10 +37,11 @@ class Problem(Exception):
 
     status: int = 400
     type: Type = "invalid_request"
+    headers: Mapping[str, str] = {}
 
-    def __init__(self, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+    def __init__(self, message: str, param: str | None = None):
         super().__init__(message)
-        self.param, self.headers = param, dict(headers or {})
+        self.param = param
 
     def to_json(self) -> dict[str, Any]:
         """The body of the response."""
@@ -52,11 +56,11 @@ def body_of(type: Type, message: str, param: str | None = None) -> dict[str, Any
 
 
 class Malformed(Problem):
-    """The body or a header is not valid HTTP or JSON."""
+    """The request cannot be read."""
 
 
 class Invalid(Problem):
-    """A value is wrong; the request could be read."""
+    """A value is wrong."""
 
     status = 422
 
@@ -195,22 +199,20 @@ def _kind(value: Any) -> str:
 
 
 class Unauthenticated(Problem):
-    """There is no key, or a wrong one."""
+    """No key, or a wrong one."""
 
     status, type = 401, "authentication"
-
-    def __init__(self, message: str):
-        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+    headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(Problem):
-    """The API key lacks the scope, or the service does not allow it."""
+    """The key lacks the scope, or the service does not allow it."""
 
     status, type = 403, "permission"
 
 
 class NotFound(Problem):
-    """There is no such index, document or path."""
+    """There is no such index or document."""
 
     status, type = 404, "not_found"
 
@@ -219,22 +221,18 @@ class ReadOnly(Problem):
     """The index cannot be written."""
 
     status, type = 405, "read_only"
-
-    def __init__(self, message: str):
-        super().__init__(message, headers={"Allow": "GET, HEAD"})
+    headers: Mapping[str, str] = {"Allow": "GET, HEAD"}
 
 
 class Timeout(Problem):
-    """The client took too long to send its request."""
+    """The body arrived too slowly."""
 
     status = 408
-
-    def __init__(self, message: str):
-        super().__init__(message, headers={"Connection": "close"})
+    headers: Mapping[str, str] = {"Connection": "close"}
 
 
 class Conflict(Problem):
-    """The thing to create exists already, or another operation is in the way."""
+    """It exists already, or another operation is in the way."""
 
     status = 409
 
@@ -246,24 +244,20 @@ class TooLarge(Problem):
 
 
 class WrongMediaType(Problem):
-    """The body has a media type that is not accepted."""
+    """The body is not JSON, or is compressed."""
 
     status = 415
 
 
 class Overloaded(Problem):
-    """The queue is full, or a key has sent too many requests.
-
-    Args:
-      message: a message that says which of the two.
-      seconds: seconds after which to try again, at least 1.
-    """
+    """The queue is full, or the key has sent too many requests; see Retry-After."""
 
     status, type = 429, "overloaded"
 
     def __init__(self, message: str, seconds: int):
-        super().__init__(f"{message}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
-        self.seconds = seconds
+        """Say which of the two it is, and after how many seconds, at least 1, to try again."""
+        super().__init__(f"{message}; try again in {seconds} s")
+        self.headers, self.seconds = {"Retry-After": str(seconds)}, seconds
 
 
 class Unavailable(Problem):
@@ -273,6 +267,6 @@ class Unavailable(Problem):
 
 
 class DiskFull(Problem):
-    """A write was refused, and nothing of it was written."""
+    """The disk is full; nothing was written."""
 
     status, type = 507, "unavailable"

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +16,23 @@ from starlette.types import Receive
 
 from jaxretr.serve import answers
 from jaxretr.serve.answer_json import Answer
-from jaxretr.serve.problems import Invalid, NotFound, Problem, WrongMediaType, no_such
+from jaxretr.serve.problems import (
+    Conflict,
+    DiskFull,
+    Forbidden,
+    Invalid,
+    Malformed,
+    NotFound,
+    Overloaded,
+    Problem,
+    ReadOnly,
+    Timeout,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    WrongMediaType,
+    no_such,
+)
 from jaxretr.serve.requests import (
     MAX_CHARACTERS,
     MAX_K,
@@ -30,6 +46,8 @@ from jaxretr.serve.requests import (
     UpsertRequest,
 )
 from jaxretr.serve.service import Embedded, Service
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Departed(Problem):
@@ -107,27 +125,15 @@ async def _client_departure(receive: Receive) -> None:
         pass
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Statuses from 400 for the OpenAPI document; some hold for every path."""
-    words = {
-        400: "The request cannot be read.",
-        401: "No key, or a wrong one.",
-        403: "The key lacks the scope, or the service does not allow it.",
-        404: "There is no such index or document.",
-        405: "The index cannot be written.",
-        408: "The body arrived too slowly.",
-        409: "It exists already, or another operation is in the way.",
-        413: "The body is too large.",
-        415: "The body is not JSON, or is compressed.",
-        422: "A value is wrong.",
-        429: "The queue is full, or the key has sent too many requests; see Retry-After.",
-        503: "The service is starting or stopping.",
-        507: "The disk is full; nothing was written.",
-    }
-    everywhere = (400, 401, 403, 408, 413, 415, 422, 429, 503)
+def _errors(*problems: type[Problem]) -> dict[int | str, dict[str, Any]]:
+    """The responses with a status from 400 for the OpenAPI document: these problems', and those of every path."""
+    everywhere = (
+        *(Malformed, Unauthenticated, Forbidden, Timeout, TooLarge),
+        *(WrongMediaType, Invalid, Overloaded, Unavailable),
+    )
     return {
-        status: {"description": words[status], "model": answers.ErrorAnswer}
-        for status in sorted({*everywhere, *statuses})
+        problem.status: {"description": problem.__doc__, "model": answers.ErrorAnswer}
+        for problem in sorted({*everywhere, *problems}, key=lambda problem: problem.status)
     }
 
 
@@ -140,7 +146,20 @@ def make_routes(service: Service) -> APIRouter:
     """The routes of /v1, and the state of the service."""
     routes = APIRouter(route_class=ServedRoute, default_response_class=Answer)
 
-    @routes.post("/v1/embeddings", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
+    def route(
+        method: str, path: str, answer: type, tag: str, *problems: type[Problem], status: int | None = None
+    ) -> Callable[[T], T]:
+        """Serve a path by the function below, whose answer the OpenAPI document describes."""
+        return routes.api_route(
+            path,
+            methods=[method],
+            status_code=status,
+            response_model=answer,
+            responses=_errors(*problems),
+            tags=[tag],
+        )
+
+    @route("POST", "/v1/embeddings", answers.EmbeddingsAnswer, "OpenAI")
     async def embeddings(request: Request, body: EmbeddingsRequest) -> Any:
         """Embed texts, as OpenAI's API does."""
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -150,7 +169,7 @@ def make_routes(service: Service) -> APIRouter:
         _add_facts(request, tokens=result.tokens, count=len(texts))
         return Answer(_embeddings(body, result, service))
 
-    @routes.post("/v1/embeddings/tokens", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
+    @route("POST", "/v1/embeddings/tokens", answers.EmbeddingsAnswer, "OpenAI")
     async def embeddings_of_tokens(request: Request, body: TokenEmbeddingsRequest) -> Any:
         """Embed texts that the client has tokenised with the model's own tokenizer."""
         _check_form(body, service)
@@ -161,53 +180,47 @@ def make_routes(service: Service) -> APIRouter:
     def named() -> list[str]:
         return [service.name, *([] if service.reranker is None else [service.reranker.name])]
 
-    @routes.get("/v1/models", response_model=answers.ModelsAnswer, responses=_errors(), tags=["OpenAI"])
+    @route("GET", "/v1/models", answers.ModelsAnswer, "OpenAI")
     async def models() -> Any:
         """The model, and the re-ranker if there is one."""
         return Answer({"object": "list", "data": [_model(name) for name in named()]})
 
-    @routes.get("/v1/models/{id:id}", response_model=answers.ModelFacts, responses=_errors(404), tags=["OpenAI"])
+    @route("GET", "/v1/models/{id:id}", answers.ModelFacts, "OpenAI", NotFound)
     async def model(id: str) -> Any:
         """One of the models."""
         if id not in named():
             raise NotFound(f"no model {id[:200]!r}; there are {', '.join(named())}", "id")
         return Answer(_model(id))
 
-    @routes.post("/v1/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
-    @routes.post("/v2/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
+    @route("POST", "/v1/rerank", answers.RerankAnswer, "Cohere", NotFound)
+    @route("POST", "/v2/rerank", answers.RerankAnswer, "Cohere", NotFound)
     async def rerank(request: Request, body: RerankRequest) -> Any:
         """Score documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
         _add_facts(request, texts=[body.query], count=len(body.documents))
         return Answer(await service.rerank(body))
 
-    @routes.get("/v1/indexes", response_model=answers.IndexesAnswer, responses=_errors(), tags=["Indexes"])
+    @route("GET", "/v1/indexes", answers.IndexesAnswer, "Indexes")
     async def indexes() -> Any:
         """All indexes."""
         return Answer({"indexes": (await service.describe())["indexes"]})
 
-    @routes.put(
-        "/v1/indexes/{name}",
-        status_code=201,
-        response_model=answers.IndexFacts,
-        responses=_errors(404, 409, 507),
-        tags=["Indexes"],
-    )
+    @route("PUT", "/v1/indexes/{name}", answers.IndexFacts, "Indexes", NotFound, Conflict, DiskFull, status=201)
     async def create(name: str) -> Any:
         """Create an empty index."""
         return Answer(await service.create(name), 201)
 
-    @routes.delete("/v1/indexes/{name}", response_model=answers.DroppedAnswer, responses=_errors(404), tags=["Indexes"])
+    @route("DELETE", "/v1/indexes/{name}", answers.DroppedAnswer, "Indexes", NotFound)
     async def drop(name: str) -> Any:
         """Remove an index that a request created, and all that it contains."""
         await service.drop(name)
         return Answer({"dropped": name})
 
-    @routes.post("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
+    @route("POST", "/v1/{index}/search", answers.SearchAnswer, "Search", NotFound)
     async def search(request: Request, index: str, body: SearchRequest) -> Any:
         """Find documents by texts or by vectors."""
         return await _searched(request, index, body)
 
-    @routes.get("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
+    @route("GET", "/v1/{index}/search", answers.SearchAnswer, "Search", NotFound)
     async def search_by_url(
         request: Request,
         index: str,
@@ -228,76 +241,43 @@ def make_routes(service: Service) -> APIRouter:
 
     # Clients and proxies change an id in a path that looks like a path: "./a", "a//b". A parameter arrives unchanged.
 
-    @routes.get("/v1/{index}/doc", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"])
-    @routes.get(
-        "/v1/{index}/doc/{id:id}", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"]
-    )
+    @route("GET", "/v1/{index}/doc", answers.DocumentAnswer, "Documents", NotFound)
+    @route("GET", "/v1/{index}/doc/{id:id}", answers.DocumentAnswer, "Documents", NotFound)
     async def document(index: str, id: str) -> Any:
         """A document; give an id that looks like a path as a parameter, `?id=`."""
         return Answer(await service.document(index, id))
 
-    @routes.delete(
-        "/v1/{index}/doc",
-        response_model=answers.DeleteAnswer,
-        responses=_errors(404, 405, 507),
-        tags=["Documents"],
-    )
-    @routes.delete(
-        "/v1/{index}/doc/{id:id}",
-        response_model=answers.DeleteAnswer,
-        responses=_errors(404, 405, 507),
-        tags=["Documents"],
-    )
+    @route("DELETE", "/v1/{index}/doc", answers.DeleteAnswer, "Documents", NotFound, ReadOnly, DiskFull)
+    @route("DELETE", "/v1/{index}/doc/{id:id}", answers.DeleteAnswer, "Documents", NotFound, ReadOnly, DiskFull)
     async def delete_one(index: str, id: str) -> Any:
         """Remove a document; one that is not there is not counted. Give an id that looks like a path as `?id=`."""
         if not id:
             raise Invalid("id: empty; give the document's, as ?id= where it looks like a path", "id")
         return Answer(await service.delete(index, [id]))
 
-    @routes.post(
-        "/v1/{index}/upsert",
-        response_model=answers.UpsertAnswer,
-        responses=_errors(404, 405, 507),
-        tags=["Documents"],
-    )
+    @route("POST", "/v1/{index}/upsert", answers.UpsertAnswer, "Documents", NotFound, ReadOnly, DiskFull)
     async def upsert(request: Request, index: str, body: UpsertRequest) -> Any:
         """Add documents, or replace those with the same ids; answer once that is on disk."""
         _add_facts(request, count=len(body.documents))
         return Answer(await service.upsert(index, body.documents, body.vectors))
 
-    @routes.post(
-        "/v1/{index}/delete",
-        response_model=answers.DeleteAnswer,
-        responses=_errors(404, 405, 507),
-        tags=["Documents"],
-    )
+    @route("POST", "/v1/{index}/delete", answers.DeleteAnswer, "Documents", NotFound, ReadOnly, DiskFull)
     async def delete(request: Request, index: str, body: DeleteRequest) -> Any:
         """Remove documents; ids that are not there are not counted. Answers once that is on disk."""
         _add_facts(request, count=len(body.ids))
         return Answer(await service.delete(index, body.ids))
 
-    @routes.post(
-        "/v1/{index}/reindex",
-        status_code=202,
-        response_model=answers.MoveAnswer,
-        responses=_errors(404, 409),
-        tags=["Indexes"],
-    )
+    @route("POST", "/v1/{index}/reindex", answers.MoveAnswer, "Indexes", NotFound, Conflict, status=202)
     async def reindex(index: str, body: ReindexRequest) -> Any:
         """Begin to move a live index to another model; it is searched and written meanwhile."""
         return Answer(await service.reindex(index, body.to), 202)
 
-    @routes.get("/v1/{index}/reindex", response_model=answers.MoveAnswer, responses=_errors(404), tags=["Indexes"])
+    @route("GET", "/v1/{index}/reindex", answers.MoveAnswer, "Indexes", NotFound)
     async def reindexing(index: str) -> Any:
         """Report the progress of an index's last move to another model."""
         return Answer(await service.reindexing(index))
 
-    @routes.post(
-        "/v1/{index}/reindex/rollback",
-        response_model=answers.MoveAnswer,
-        responses=_errors(404, 409),
-        tags=["Indexes"],
-    )
+    @route("POST", "/v1/{index}/reindex/rollback", answers.MoveAnswer, "Indexes", NotFound, Conflict)
     async def rollback(index: str) -> Any:
         """Return a live index to its previous model."""
         return Answer(await service.rollback(index))
@@ -317,7 +297,7 @@ def make_routes(service: Service) -> APIRouter:
         state = "full" if service.state == "ok" and service.batcher.full else service.state
         return Answer({"status": state}, 200 if state == "ok" else 503)
 
-    @routes.get("/info", response_model=answers.InfoAnswer, responses=_errors(), tags=["Service"])
+    @route("GET", "/info", answers.InfoAnswer, "Service")
     async def info() -> Any:
         """The model, the indexes and the limits."""
         return Answer(await service.describe())
