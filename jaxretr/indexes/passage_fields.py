@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.collection import ID_FIELDS, PASSAGE_FIELDS
-from jaxretr.data.corpus import Passage
-from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.source import Source
+from jaxretr.data.corpus import iter_passages
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.indexes.filters import Value, is_value
+from jaxretr.indexes.index import Document
 from jaxretr.runtime.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -38,20 +37,22 @@ def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield where, name, row
 
 
-def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, dict[str, Value]]]]:
-    """Yield ("path:line", id, (passage, metadata)) of a corpus of one file, row by row.
+def documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
+    """Yield ("path:line", id, document) of a corpus, row by row.
 
-    Metadata are `metadata_of` a JSON row; a corpus of tab-separated columns has none.
+    Metadata are `metadata_of` a JSON row; a corpus of tab-separated columns has none. Fields that no metadata can hold are
+    named in a warning at the end.
     """
-    (path,) = stream.paths
+    path = find_input(corpus, "corpus.jsonl")
     left_out: set[str] = set()
     lines = json_lines(path)
-    for where, passage in stream.placed():
-        number = int(where.rpartition(":")[2])
+    for number, passage in iter_passages(path):
         row = next((row for line, row in lines if line == number), {})
         metadata = {} if isinstance(row, RowError) else metadata_of(row, left_out)
-        yield where, passage.id, (passage, metadata)
-    warn_left_out(path, left_out)
+        yield f"{path}:{number}", passage.id, Document(passage.id, passage.title, passage.text, metadata)
+    if left_out:
+        names = ", ".join(sorted(left_out)[:20])
+        log.warning("%s: fields that are neither texts nor numbers were left out: %s", path, names)
 
 
 def metadata_of(row: Mapping[str, Any], left_out: set[str]) -> dict[str, Value]:
@@ -65,13 +66,6 @@ def metadata_of(row: Mapping[str, Any], left_out: set[str]) -> dict[str, Value]:
     kept = {name: value for name, value in further.items() if is_value(value)}
     left_out |= further.keys() - kept.keys()
     return kept
-
-
-def warn_left_out(path: Source, left_out: set[str]) -> None:
-    """Name the fields that `metadata_of` left out of a corpus, if there are any."""
-    if left_out:
-        names = ", ".join(sorted(left_out)[:20])
-        log.warning("%s: fields that are neither texts nor numbers were left out: %s", path, names)
 
 
 class VertexFields:

@@ -79,11 +79,11 @@ class IndexSource:
                     f"an end, which {target} does not hold; give the passage another id and encode the corpus again"
                 )
 
-    def same_texts(self, corpus: str | Path) -> CorpusStream:
-        """Open the corpus that the store was encoded from.
+    def check_texts(self, corpus: str | Path) -> None:
+        """Refuse a corpus with other passages or texts than the store was encoded from.
 
         Raises:
-          UserError: it has other passages or texts.
+          UserError: it is another one.
         """
         stream = CorpusStream([corpus])
         if stream.fingerprint != self.store.meta.texts_fingerprint:
@@ -91,7 +91,6 @@ class IndexSource:
                 f"{stream.name}: has other passages or texts than {self.store.folder} was encoded from; give the corpus "
                 "that was encoded"
             )
-        return stream
 
     def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
         """Yield the other fields of each row of the store, from the corpus that was encoded.

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.indexes import golden_hits, question_sets, recall
 from jaxretr.indexes.golden_hits import Hits
 from jaxretr.indexes.graph_width import (
@@ -57,13 +56,12 @@ def export(
       UserError: LanceDB cannot write it, or the corpus is not the store's.
     """
     meta, graph = source.store.meta, options.graph(M, EF_CONSTRUCTION)
-    stream = source.same_texts(corpus)
-    fields = sorted({name for _, _, (_, metadata) in documents(stream) for name in metadata})
+    source.check_texts(corpus)
+    fields = sorted({name for _, _, document in documents(corpus) for name in document.metadata})
     disk = meta.rows * (meta.dim * 5 + 1000)
     memory.announce(f"{meta.rows} passages for LanceDB", meta.rows * meta.dim * 2 + (256 << 20), disk=disk, folder=out)
     with atomic_folder(out) as partial:
-        batches = _batches(source, stream, fields, advance)
-        write(partial, batches, meta.dim, fields, **graph)
+        write(partial, _batches(source, corpus, fields, advance), meta.dim, fields, **graph)
         table = LanceTable(partial, fields, meta.dim)
         facts: dict[str, Any] = {**source.facts(), "fields": fields, **graph}
         facts |= {"settings": [], "lancedb": machine_facts("lancedb")["versions"]["lancedb"]}
@@ -115,14 +113,12 @@ def verify(folder: Path) -> str:
 
 
 def _batches(
-    source: IndexSource, stream: CorpusStream, fields: Sequence[str], advance: Callable[[int], None]
+    source: IndexSource, corpus: str | Path, fields: Sequence[str], advance: Callable[[int], None]
 ) -> Iterator[Any]:
-    rows = source.in_step(documents(stream), stream.name)
+    rows = source.in_step(documents(corpus), corpus)
     first = 0
     for piece in source.pieces(advance):
-        passages_of_piece = [next(rows) for _ in range(len(piece))]
-        passages = [(passage.id, passage.title, passage.text, metadata) for passage, metadata in passages_of_piece]
-        yield batch(first, passages, piece, fields)
+        yield batch(first, [next(rows) for _ in range(len(piece))], piece, fields)
         first += len(piece)
 
 

@@ -10,14 +10,14 @@ import functools
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxretr.indexes.filters import Column, Value, conditions_of
-from jaxretr.indexes.index import SearchOptions, TableHits
+from jaxretr.indexes.index import Document, SearchOptions, TableHits
 from jaxretr.runtime.errors import UnavailableError, UserError, import_extra, reason
 
 lancedb = import_extra("lancedb", "lance")
@@ -64,22 +64,19 @@ def as_cell(value: Value) -> str:
     return json.dumps(value)
 
 
-def batch(
-    first: int, rows: Sequence[tuple[str, str, str, Mapping[str, Value]]], vectors: np.ndarray, fields: Sequence[str]
-) -> Any:
+def batch(first: int, rows: Sequence[Document], vectors: np.ndarray, fields: Sequence[str]) -> Any:
     """Turn rows into a record batch for LanceDB.
 
     Args:
       first: the number of the first row.
-      rows: (id, title, text, metadata) of n rows.
+      rows: n documents.
       vectors: the rows' vectors, float32 [n, D].
       fields: the fields of the whole table.
     """
-    ids, titles, texts, metadata = zip(*rows, strict=True)
     columns: list[Any] = [pa.array(range(first, first + len(rows)), pa.int64())]
-    columns += [pa.array(values, pa.string()) for values in (ids, titles, texts)]
-    columns.append(pa.array([json.dumps(dict(each), ensure_ascii=False) for each in metadata], pa.string()))
-    columns += [pa.array([as_cell(each.get(name)) for each in metadata], pa.string()) for name in fields]
+    columns += [pa.array([getattr(each, name) for each in rows], pa.string()) for name in ("id", "title", "text")]
+    columns.append(pa.array([json.dumps(dict(each.metadata), ensure_ascii=False) for each in rows], pa.string()))
+    columns += [pa.array([as_cell(each.metadata.get(name)) for each in rows], pa.string()) for name in fields]
     flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     columns.append(pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]))
     return pa.record_batch(columns, schema=schema(vectors.shape[1], len(fields)))

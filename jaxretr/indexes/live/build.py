@@ -3,12 +3,11 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from jaxretr.data.corpus import iter_passages
 from jaxretr.data.named.documents import is_cut
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
@@ -169,14 +168,8 @@ def _passages_from(index: LiveIndex, document: str, number: int) -> Iterator[str
 
 
 def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
-    path = find_input(corpus, "corpus.jsonl")
-    lines = path.suffix in (".jsonl", ".ndjson", ".json")
-    fields = (row for _, _, row in passage_fields.rows(corpus)) if lines else repeat({})
-    left_out: set[str] = set()
-    for (number, passage), row in zip(iter_passages(corpus), fields, strict=lines):
-        metadata = passage_fields.metadata_of(row, left_out)
-        where = f"{path}:{number}"
-        if not passage.title and not passage.text:
-            raise UserError(f"{where}: passage {passage.id!r} has neither title nor text; remove it, and encode again")
-        yield where, passage.id, Document(passage.id, passage.title, passage.text, metadata)
-    passage_fields.warn_left_out(path, left_out)
+    """Yield ("path:line", id, document) of a corpus whose documents all have a text."""
+    for where, id, document in passage_fields.documents(corpus):
+        if not document.title and not document.text:
+            raise UserError(f"{where}: passage {id!r} has neither title nor text; remove it, and encode again")
+        yield where, id, document

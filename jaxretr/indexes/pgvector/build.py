@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.corpus import rows_fingerprint
-from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.embeddings import golden
 from jaxretr.indexes import golden_hits, question_sets, recall
 from jaxretr.indexes.golden_hits import Hits
@@ -74,7 +73,7 @@ def export(
     meta = source.store.meta
     if meta.dim > MOST_COLUMN_DIM:
         raise UserError(f"{source.store.folder}: pgvector holds {MOST_COLUMN_DIM} dimensions, not {meta.dim}")
-    stream = source.same_texts(corpus)
+    source.check_texts(corpus)
     connection = Database(address).connect(extension=True)
     try:
         with connection.transaction():
@@ -82,7 +81,7 @@ def export(
             connection.execute("SELECT set_config('statement_timeout', '0', true)")
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
             loader = _Loader(connection, source, address, options)
-            loader.copy(stream, advance)
+            loader.copy(corpus, advance)
             certificate = loader.certify()
             loader.write_golden(golden_hits.questions(encoder))
             summary = _verified(connection, replace(address, table=loader.table))
@@ -128,7 +127,7 @@ class _Loader:
         self.names = Names.of(self.table)
         self.state: State
 
-    def copy(self, stream: CorpusStream, advance: Callable[[int], None]) -> None:
+    def copy(self, corpus: str | Path, advance: Callable[[int], None]) -> None:
         """Fill the table, and index it."""
         source, meta = self.source, self.source.store.meta
         digest = hashlib.sha256()
@@ -138,10 +137,7 @@ class _Loader:
                 digest.update(np.ascontiguousarray(piece, "<f4").data)
                 yield piece
 
-        rows = (
-            writing.Row(passage.id, passage.title, passage.text, metadata)
-            for passage, metadata in source.in_step(documents(stream), stream.name)
-        )
+        rows = source.in_step(documents(corpus), corpus)
         writing.create(self.connection, self.names, meta.dim)
         fields = writing.copy_in(self.connection, self.names, rows, pieces())
         indexed = indexed_as(meta.dim)

@@ -200,18 +200,17 @@ class PgvectorIndex:
             raise UserError(f"vectors: {len(vectors)} for {len(documents)} documents; give one for each")
         if twice := [id for id, count in Counter(each.id for each in documents).items() if count > 1]:
             raise UserError(f"documents: the id {twice[0][:80]!r} occurs twice; give every passage an id of its own")
-        rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
-        for row in rows:
-            for field, value in row.metadata.items():
+        for document in documents:
+            for field, value in document.metadata.items():
                 if not is_value(value):
                     raise UserError(
-                        f"passage {row.id[:80]!r}: the field {field!r} is a {type(value).__name__} or not finite; give "
+                        f"passage {document.id[:80]!r}: the field {field!r} is a {type(value).__name__} or not finite; give "
                         "strings, numbers, truth values or None"
                     )
         sequence, replaced = self._write(
-            lambda connection, state: writing.upsert(connection, self._names, state.generation, rows, vectors)
+            lambda connection, state: writing.upsert(connection, self._names, state.generation, documents, vectors)
         )
-        return Written(sequence, added=len(rows) - replaced, replaced=replaced)
+        return Written(sequence, added=len(documents) - replaced, replaced=replaced)
 
     def delete(self, ids: Sequence[str]) -> Written:
         """Implement `Writable.delete`."""

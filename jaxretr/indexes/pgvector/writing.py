@@ -3,11 +3,12 @@
 An export is one transaction: a process that is killed leaves the old table, and nothing of the new one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from jaxretr.indexes.index import Document
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.indexes.pgvector.connections import Connection
 from jaxretr.indexes.pgvector.table import Indexed, Names, as_json, as_text
@@ -27,16 +28,7 @@ _MOST_INLINE_DIM = 1800
 _LEAST_BUILD_MB, _MOST_BUILD_MB = 64, 2048
 
 
-class Row(NamedTuple):
-    """A passage as the table holds it."""
-
-    id: str
-    title: str
-    text: str
-    metadata: Mapping[str, Any]
-
-
-def checked(row: Row) -> tuple[str, str, str, Any]:
+def checked(row: Document) -> tuple[str, str, str, Any]:
     """The columns of a passage as they are sent to PostgreSQL, checked.
 
     Raises:
@@ -80,7 +72,7 @@ def create(connection: Connection, names: Names, dim: int) -> None:
     )
 
 
-def copy_in(connection: Connection, names: Names, rows: Iterable[Row], pieces: Iterable[np.ndarray]) -> set[str]:
+def copy_in(connection: Connection, names: Names, rows: Iterable[Document], pieces: Iterable[np.ndarray]) -> set[str]:
     """Copy all passages in PostgreSQL's binary format.
 
     Args:
@@ -178,7 +170,7 @@ def exchange(connection: Connection, new: Names, address: Address) -> None:
 
 
 def upsert(
-    connection: Connection, names: Names, generation: str, rows: Sequence[Row], vectors: np.ndarray
+    connection: Connection, names: Names, generation: str, rows: Sequence[Document], vectors: np.ndarray
 ) -> tuple[int, int] | None:
     """Add passages; one with an existing id takes over that row.
 
