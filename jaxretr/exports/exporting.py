@@ -20,8 +20,8 @@ from jaxretr.indexes.certified.upkeep import Updated, read_ids
 from jaxretr.indexes.certified.upkeep import update as update_scann
 from jaxretr.indexes.checks import check_store
 from jaxretr.indexes.live import build as live
+from jaxretr.indexes.live.database import is_live
 from jaxretr.indexes.live.settings import LiveSettings
-from jaxretr.indexes.live.verifying import is_live
 from jaxretr.indexes.opening import KINDS, kind_of
 from jaxretr.indexes.recall import Certificate, check_targets
 from jaxretr.indexes.recall import table as certificate_table

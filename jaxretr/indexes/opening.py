@@ -16,7 +16,7 @@ from jaxretr.embeddings.embedding_store import EmbeddingStore, is_store
 from jaxretr.embeddings.encoding import Encoder, Path_
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.indexes.index import Index, Opening
-from jaxretr.indexes.live.database import DATABASE
+from jaxretr.indexes.live.database import is_live
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.copies import local_copy
@@ -63,10 +63,6 @@ def _exported(kind: str) -> Callable[[Path], bool]:
     return lambda folder: manifest.is_export(folder) and manifest.read(folder).kind == kind
 
 
-def _is_live(folder: Path) -> bool:
-    return (folder / DATABASE).is_file()
-
-
 def _is_exact(folder: Path) -> bool:
     return (folder / index_folder.META).exists()
 
@@ -75,7 +71,7 @@ _ROOM = "jaxretr.indexes"
 
 KINDS = {
     "store": IndexKind(f"{_ROOM}.exact.store", "an embedding store", is_store, shared=True),
-    "live": IndexKind(f"{_ROOM}.live.kind", "a live index", _is_live, has_texts=True),
+    "live": IndexKind(f"{_ROOM}.live.kind", "a live index", is_live, has_texts=True),
     "scann": IndexKind(f"{_ROOM}.certified.kind", "an export --to scann", _exported("scann")),
     "lance": IndexKind(f"{_ROOM}.lance.index", "an export --to lance", _exported("lance"), has_texts=True),
     "exact": IndexKind(f"{_ROOM}.exact.saved", "an exact index", _is_exact, shared=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxretr.config import EngineName
 from jaxretr.embeddings.encoding import Encoder
 from jaxretr.indexes.index import Index
-from jaxretr.indexes.live.database import DATABASE
+from jaxretr.indexes.live.database import is_live
 from jaxretr.indexes.opening import check_name, named, open_index
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.runtime.errors import UsageError, UserError
@@ -100,7 +100,7 @@ def _made_before(data: Path | None) -> list[Path]:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data={data}: {error.strerror}; give a folder that can be written") from None
-    folders = [folder for folder in sorted(data.iterdir()) if (folder / DATABASE).exists()]
+    folders = [folder for folder in sorted(data.iterdir()) if is_live(folder)]
     for folder in folders:
         check_name(folder.name)
     return folders

@@ -1,8 +1,8 @@
 """Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
@@ -77,10 +77,9 @@ def export(
             for vectors in rebatched(source.pieces(), _PIECE_ROWS):
                 piece = [document for _, document in zip(range(len(vectors)), documents, strict=False)]
                 if len(piece) == len(vectors):
-                    content = writes.checked(piece)
-                    upsert = writes.Upsert(piece, content, {meta.model_fingerprint: vectors}, meta.model)
+                    content, of_model = writes.checked(piece), {meta.model_fingerprint: vectors}
                     with database.transaction(connection):
-                        upsert(connection)
+                        writes.upsert(connection, piece, content, of_model, meta.model)
                 advance(len(vectors))
             next(documents, None)  # Raises an error if there are more.
             snapshots.write(base, database.state(connection).active, settings, questions)
@@ -125,12 +124,11 @@ def update(
         if counted:
             document = str(found.metadata["document"])
             cut[document] = cut.get(document, 0) + 1
-    index = LiveIndex.open(folder, name=Path(folder).name, background=False)
-    try:
+    with closing(LiveIndex.open(folder, name=Path(folder).name, background=False)) as index:
         if any(missing := [found is None for found in index.documents(delete)]):
             raise UserError(f"{delete[missing.index(True)]!r} is not in the index; remove it from the ids to delete")
         added = replaced = 0
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             encoder, documents = None, iter(())
             if add is not None:
                 space = index.view.space
@@ -156,8 +154,6 @@ def update(
             index.upkeep.compact()
         index.upkeep.catch_up()
         return Updated(Path(folder), added + again, replaced - again, len(set(delete) | left), len(index), None)
-    finally:
-        index.close()
 
 
 def _passages_from(index: LiveIndex, document: str, number: int) -> Iterator[str]:

@@ -15,7 +15,6 @@ from jaxretr.indexes.live.snapshots import Snapshot
 from jaxretr.indexes.live.view import View
 from jaxretr.indexes.measuring import Search, certify
 from jaxretr.indexes.recall import Certificate, as_dict
-from jaxretr.runtime.json_dataclass import dataclass_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +34,6 @@ class Certified:
     sequence: int
     changes: int
     certificate: Certificate
-
-    def to_json(self) -> dict[str, Any]:
-        """The content in the form that `from_json` reads."""
-        return as_dict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Certified":
-        """Read the content that `to_json` gave; raise UserError for any other."""
-        return dataclass_from(cls, content, "the certificate in the database")
 
     def facts(self, changes: int, limit: float) -> dict[str, Any]:
         """The certificate as /info shows it.

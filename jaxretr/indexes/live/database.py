@@ -98,6 +98,11 @@ class State:
     active: Space
 
 
+def is_live(folder: str | Path) -> bool:
+    """Whether a folder holds a live index."""
+    return (Path(folder).expanduser() / DATABASE).is_file()
+
+
 class Database:
     """Connections to the database of a folder."""
 

@@ -24,7 +24,8 @@ from jaxretr.indexes.live.segments import Base, estimate
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.upkeep import Upkeep
 from jaxretr.indexes.live.view import View
-from jaxretr.indexes.live.writes import Change, Delete, ModelChanged, Upsert
+from jaxretr.indexes.live.writes import Change, ModelChanged
+from jaxretr.indexes.recall import as_dict
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
 
@@ -308,7 +309,10 @@ class LiveIndex:
         for other, encode in also:
             if other != space and (more := _encoded(other, encode, documents)) is not None:
                 found[other.fingerprint] = more
-        return self.writer.write(Upsert(documents, metadata, found, space.model), len(documents))
+        write = functools.partial(
+            writes.upsert, documents=documents, metadata=metadata, vectors=found, model=space.model
+        )
+        return self.writer.write(write, len(documents))
 
     def delete(self, ids: Sequence[str]) -> Written:
         """Remove passages; ids that are not there are ignored.
@@ -318,7 +322,7 @@ class LiveIndex:
         """
         if not ids:
             return Written(self._view.sequence)
-        return self.writer.write(Delete(list(dict.fromkeys(ids))), len(ids))
+        return self.writer.write(functools.partial(writes.delete, ids=list(dict.fromkeys(ids))), len(ids))
 
     def _published(self, changes: Sequence[Change]) -> None:
         self._view = self._view.after(changes)
@@ -343,7 +347,7 @@ class LiveIndex:
 
     def note(self, view: View, certified: Certified) -> None:
         """Record the certificate of a state, also on disk; one of an older snapshot is no longer shown."""
-        self.writer.write(functools.partial(writes.note_certificate, space=view.space, content=certified.to_json()))
+        self.writer.write(functools.partial(writes.note_certificate, space=view.space, content=as_dict(certified)))
         if self._view.base is view.base:
             self.certified = certified
 

@@ -46,8 +46,7 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
     Raises:
       UserError: the folder has this model, or keeps another one's vectors; or another process has it.
     """
-    index = _opened(folder)
-    try:
+    with _opened(folder) as index:
         encoder = load_encoder(to, dtype=dtype)
         before = index.view.space.model
         with (
@@ -61,8 +60,6 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
             f"{folder}: {len(index)} passages, {encoded} of them encoded now, are searched with {model.name}; the vectors of "
             f"{before} stay for a rollback until they are forgotten"
         )
-    finally:
-        index.close()
 
 
 def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
@@ -76,8 +73,7 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
     Raises:
       UserError: there is none; or it is needed, and its name now stands for another model.
     """
-    index = _opened(folder)
-    try:
+    with _opened(folder) as index:
         before, space = index.view.space.model, moving.left_space(index)
         with index.database.reading() as connection:
             lacking = database.lacking(connection, space)
@@ -95,22 +91,17 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
             f"{folder}: {len(index)} passages, {lacking} of them encoded now, are searched with {space.model} again; the "
             f"vectors of {before} stay until they are forgotten"
         )
-    finally:
-        index.close()
 
 
 def forget(folder: str | Path) -> str:
     """Remove the vectors of the model that is not searched with."""
-    index = _opened(folder)
-    try:
+    with _opened(folder) as index:
         space = moving.forget(index)
         kept = index.view.space.model
         return f"{folder}: has only the vectors of {kept} now" + (
             "" if space is None else f"; those of {space.model} were removed"
         )
-    finally:
-        index.close()
 
 
-def _opened(folder: str | Path) -> LiveIndex:
-    return LiveIndex.open(folder, name=Path(folder).name, background=False)
+def _opened(folder: str | Path) -> contextlib.closing[LiveIndex]:
+    return contextlib.closing(LiveIndex.open(folder, name=Path(folder).name, background=False))

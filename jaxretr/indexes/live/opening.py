@@ -18,6 +18,7 @@ from jaxretr.indexes.live.segments import Base, TailRows, columns_of
 from jaxretr.indexes.live.snapshots import Snapshot
 from jaxretr.indexes.live.view import View
 from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.json_dataclass import dataclass_from
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
         snapshots.remove_older(path, space)
         noted = database.certificate(connection, space)
         if noted is not None and noted["snapshot"] == snapshot.sequence:
-            return view, Certified.from_json(noted)
+            return view, dataclass_from(Certified, noted, "the certificate in the database")
         return view, of_snapshot(snapshot)
     return open_view(connection, space, None), None
 

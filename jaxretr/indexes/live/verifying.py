@@ -10,11 +10,6 @@ from jaxretr.indexes.live.database import Database, Space, State
 from jaxretr.runtime.errors import UserError
 
 
-def is_live(folder: str | Path) -> bool:
-    """Whether a folder holds a live index."""
-    return (Path(folder).expanduser() / database.DATABASE).is_file()
-
-
 def verify(folder: str | Path) -> str:
     """Check a live folder, which another process may be writing.
 

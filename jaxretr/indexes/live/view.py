@@ -104,10 +104,6 @@ class View:
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
-    def search(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Find passages; see `Index.search`."""
-        return self.hits(*self.found(vectors, k, options))
-
     def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
         """The hits of each question, made of the scores and positions that `found` returned."""
         return [

@@ -43,88 +43,73 @@ class Change:
     vectors: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
-@dataclass(frozen=True)
-class Upsert:
-    """Checked documents, to be written.
+def upsert(
+    connection: sqlite3.Connection,
+    documents: Sequence[Document],
+    metadata: Sequence[str],
+    vectors: Mapping[str, np.ndarray],
+    model: str,
+) -> tuple[Written, Change]:
+    """Write documents that were checked.
 
-    Attributes:
+    Args:
+      connection: a connection in a transaction.
       documents: n documents.
-      metadata: the metadata of each document, as JSON.
+      metadata: the metadata of each document, as JSON; see `checked`.
       vectors: float32 [n, D] by the fingerprint of the model that made them.
       model: the model of the caller's vectors, for messages.
+
+    Raises:
+      ModelChanged: the active space is not among those of the vectors.
     """
-
-    documents: Sequence[Document]
-    metadata: Sequence[str]
-    vectors: Mapping[str, np.ndarray]
-    model: str
-
-    def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Write the documents, in a transaction.
-
-        Raises:
-          ModelChanged: the active space is not among those of the vectors.
-        """
-        state = database.state(connection)
-        if state.active.fingerprint not in self.vectors:
-            raise ModelChanged(
-                f"the vectors are {self.model}'s, but the index has moved to {state.active.model}; encode with that"
-            )
-        documents = self.documents
-        removed = _remove(connection, [document.id for document in documents])
-        fault_points.reached("commit.removed")
-        rows = range(state.next_row, state.next_row + len(documents))
-        sequence = state.sequence + 1
-        connection.executemany(
-            "INSERT INTO documents VALUES (?, ?, ?, ?)",
-            (
-                (row, document.id, metadata, sequence)
-                for row, document, metadata in zip(rows, documents, self.metadata, strict=True)
-            ),
+    state = database.state(connection)
+    if state.active.fingerprint not in vectors:
+        raise ModelChanged(
+            f"the vectors are {model}'s, but the index has moved to {state.active.model}; encode with that"
         )
-        connection.executemany(
-            "INSERT INTO texts VALUES (?, ?, ?)",
-            ((row, document.title, document.text) for row, document in zip(rows, documents, strict=True)),
-        )
-        fault_points.reached("commit.texts")
-        for space in database.spaces(connection):
-            if space.fingerprint in self.vectors:
-                write_vectors(connection, space, rows, self.vectors[space.fingerprint])
-        _set_state(connection, sequence, rows.stop)
-        change = Change(
-            sequence=sequence,
-            removed=removed,
-            rows=rows,
-            ids=[document.id for document in documents],
-            metadata=[document.metadata for document in documents],
-            vectors=self.vectors[state.active.fingerprint],
-        )
-        return Written(sequence, added=len(documents) - len(removed), replaced=len(removed)), change
-
-
-@dataclass(frozen=True)
-class Delete:
-    """Documents to be removed, by their ids."""
-
-    ids: Sequence[str]
-
-    def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Remove the documents that are there, in a transaction."""
-        state = database.state(connection)
-        removed = _remove(connection, self.ids)
-        fault_points.reached("commit.removed")
-        sequence = state.sequence + 1
-        _set_state(connection, sequence, state.next_row)
-        return Written(sequence, deleted=len(removed)), Change(sequence, removed)
-
-
-def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> None:
-    """Write the vectors, float32 [n, D], of rows that have none in the space."""
-    content = np.ascontiguousarray(vectors, "<f4")
+    removed = _remove(connection, [document.id for document in documents])
+    fault_points.reached("commit.removed")
+    rows = range(state.next_row, state.next_row + len(documents))
+    sequence = state.sequence + 1
     connection.executemany(
-        f"INSERT INTO {space.table} VALUES (?, ?)",
-        ((row, vector.tobytes()) for row, vector in zip(rows, content, strict=True)),
+        "INSERT INTO documents VALUES (?, ?, ?, ?)",
+        (
+            (row, document.id, of_document, sequence)
+            for row, document, of_document in zip(rows, documents, metadata, strict=True)
+        ),
     )
+    connection.executemany(
+        "INSERT INTO texts VALUES (?, ?, ?)",
+        ((row, document.title, document.text) for row, document in zip(rows, documents, strict=True)),
+    )
+    fault_points.reached("commit.texts")
+    for space in database.spaces(connection):
+        if space.fingerprint in vectors:
+            content = np.ascontiguousarray(vectors[space.fingerprint], "<f4")
+            connection.executemany(
+                f"INSERT INTO {space.table} VALUES (?, ?)",
+                ((row, vector.tobytes()) for row, vector in zip(rows, content, strict=True)),
+            )
+    _set_state(connection, sequence, rows.stop)
+    change = Change(
+        sequence=sequence,
+        removed=removed,
+        rows=rows,
+        ids=[document.id for document in documents],
+        metadata=[document.metadata for document in documents],
+        vectors=vectors[state.active.fingerprint],
+    )
+    return Written(sequence, added=len(documents) - len(removed), replaced=len(removed)), change
+
+
+def delete(connection: sqlite3.Connection, ids: Sequence[str]) -> tuple[Written, Change]:
+    """Remove the documents of these ids that are there, in a transaction."""
+    state = database.state(connection)
+    removed = _remove(connection, ids)
+    fault_points.reached("commit.removed")
+    sequence = state.sequence + 1
+    _set_state(connection, sequence, state.next_row)
+    return Written(sequence, deleted=len(removed)), Change(sequence, removed)
 
 
 def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> tuple[int, Change]:

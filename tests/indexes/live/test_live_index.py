@@ -200,10 +200,10 @@ def test_a_search_that_began_before_a_write_sees_the_state_before(tmp_path: Path
     put(index, [document(f"d{n}") for n in range(100)])
     index.upkeep.compact()
     before = index.view
-    hits = before.search(QUESTIONS, 10, SearchOptions())
+    hits = before.hits(*before.found(QUESTIONS, 10, SearchOptions()))
     put(index, [document(f"d{n}", 1) for n in range(0, 150, 2)])
     index.delete(["d1", "d3"])
-    assert before.search(QUESTIONS, 10, SearchOptions()) == hits
+    assert before.hits(*before.found(QUESTIONS, 10, SearchOptions())) == hits
     assert before.sequence == 1 and index.view.sequence == 3
     np.testing.assert_array_equal(before.vectors(["d1"]), encode("small", [document("d1")]))
     index.close()
