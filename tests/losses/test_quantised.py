@@ -16,7 +16,8 @@ from jaxretr.embeddings.vector_files import dequantise, quantise
 from jaxretr.indexes.certified import faiss_engine
 from jaxretr.indexes.certified.codes import codes_of
 from jaxretr.indexes.certified.learnt import Learnt
-from jaxretr.indexes.exact.store import search_store
+from jaxretr.indexes.exact.store import streamed
+from jaxretr.indexes.index import Opening, SearchOptions
 from jaxretr.losses.quantised import (
     StoredRows,
     decoded,
@@ -80,7 +81,8 @@ def test_scores_are_those_of_a_served_int8_store(rows: NDArray[np.float32], tmp_
     for shard in store.missing():
         store.write(shard, rows[slice(*meta.span(shard))], 0)
     questions = np.random.default_rng(SEED + 1).normal(size=(4, D)).astype(np.float32)
-    scores, found = search_store(EmbeddingStore.open(tmp_path), ids, questions, N)
+    index = streamed(EmbeddingStore.open(tmp_path), Opening(once=True))
+    scores, found = index.search_ids(questions, N, SearchOptions())
     trained = questions @ np.asarray(stored(IndexAware("int8"))(jnp.asarray(rows))).T
     # float32 sums of 13 products.
     np.testing.assert_allclose(scores, np.take_along_axis(trained, np.array(found, int), axis=1), rtol=1e-5, atol=1e-5)

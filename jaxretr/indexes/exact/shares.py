@@ -22,7 +22,7 @@ def merge_hits(
 
     Args:
       scores: float32 [B, k'], the best of this process's rows, descending; k' is at most k, and each process's own.
-      rows: int [B, k'], their numbers among the rows of all processes.
+      rows: int [B, k'], their numbers among the rows of all processes; NO_ROW behind a question's last hit.
       name: the id of one of this process's rows by that number.
       k: results per question.
 
@@ -31,7 +31,8 @@ def merge_hits(
       by row, the lowest first. k'' is k, or the number of hits that all processes have together if that is less.
     """
     if jax.process_count() == 1:
-        return scores, [[name(row) for row in question_rows] for question_rows in rows.tolist()]
+        missing_row = int(NO_ROW)
+        return scores, [[name(row) for row in question_rows if row != missing_row] for question_rows in rows.tolist()]
     missing = ((0, 0), (0, k - scores.shape[1]))
     scores = np.pad(scores, missing, constant_values=-np.inf)
     rows = np.pad(rows, missing, constant_values=NO_ROW).astype(np.int32)

@@ -9,12 +9,6 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.vector_files import SparseRows
 from jaxretr.indexes.bm25.postings import Postings, Statistics
-from jaxretr.indexes.exact import unique_ids
-from jaxretr.indexes.exact.shares import merge_hits
-from jaxretr.indexes.filters import Filters
-from jaxretr.indexes.index import Opening
-from jaxretr.indexes.read_only import ReadOnlyIndex
-from jaxretr.indexes.topk import NO_ROW
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.progress import Progress
@@ -153,46 +147,3 @@ def of_corpus(
 def of_store(store: EmbeddingStore, shards: Iterable[int]) -> SparseIndex:
     """Return the index of some shards of a store of sparse vectors."""
     return SparseIndex(map(store.sparse_rows, shards), store.meta.dim)
-
-
-def as_index(
-    store: EmbeddingStore, opening: Opening, facts: dict[str, str], rows: Callable[[np.ndarray], np.ndarray]
-) -> ReadOnlyIndex:
-    """Return a store of sparse vectors as an `Index`; with several processes each searches its share of the shards.
-
-    Args:
-      store: N passages.
-      opening: the index's name, and the corpus with the passages' texts.
-      facts: facts of the store for `Index.facts`.
-      rows: a function that gives the vectors of rows, float32 [n, D].
-    """
-    meta = store.meta
-    share = meta.share if opening.once else range(meta.shards)
-    numbers = store.row_numbers(share)
-    ids = unique_ids(store.read_ids(share), len(numbers), str(store.folder))
-    known, place = Filters(len(ids), ids), dict(zip(numbers.tolist(), ids, strict=True))
-    index = of_store(store, share) if ids else None
-
-    def search(vectors: np.ndarray, k: int, allowed: np.ndarray | None) -> tuple[np.ndarray, list[list[str]]]:
-        scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
-        if index is not None:
-            scores, rows = index.search_rows(vectors, k, allowed)
-        rows = np.where(rows < 0, NO_ROW, numbers[rows]) if ids else rows
-        scores, found = merge_hits(scores, rows, lambda row: place.get(row, ""), k)
-        return scores, [list(filter(None, of_question)) for of_question in found]
-
-    return ReadOnlyIndex(
-        ids,
-        meta.dim,
-        opening,
-        search=lambda vectors, k, _, filters: search(vectors, k, known.mask(**filters)),
-        rows=lambda wanted: rows(numbers[list(wanted)]),
-        facts={
-            "engine": "sparse",
-            "bytes": 8 * index.postings if index else 0,
-            "postings": index.postings if index else 0,
-            "passages": meta.rows,
-            **facts,
-        },
-        all_ids=None if len(ids) == meta.rows else store.read_ids,
-    )

@@ -1,6 +1,8 @@
 """The kind of index that `jaxretr encode` writes: an embedding store of passages, searched exactly."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +13,10 @@ from jaxretr.indexes.checks import check_store
 from jaxretr.indexes.exact import ExactIndex, search_blocks, unique_ids
 from jaxretr.indexes.exact.saved import announce, as_index
 from jaxretr.indexes.exact.shares import merge_hits
-from jaxretr.indexes.filters import Filters
-from jaxretr.indexes.index import Opening
-from jaxretr.indexes.read_only import ReadOnlyIndex
+from jaxretr.indexes.filters import FilterOptions, Filters
+from jaxretr.indexes.index import Opening, SearchOptions
+from jaxretr.indexes.read_only import ReadOnlyIndex, ScoredIds
+from jaxretr.indexes.topk import NO_ROW
 from jaxretr.runtime.progress import Progress
 
 
@@ -46,24 +49,57 @@ def streamed(store: EmbeddingStore, opening: Opening) -> ReadOnlyIndex:
     """
     meta = store.meta
     check_store(store, opening.encoder)
+    share = meta.share if opening.once else range(meta.shards)
+    numbers = store.row_numbers(share)
+    ids = unique_ids(store.read_ids(share), len(numbers), str(store.folder))
+    known = Filters(len(ids), ids)
+    find: Callable[..., tuple[np.ndarray, np.ndarray]] = partial(_search_files, store, share, len(ids))
+    facts: dict[str, Any] = {"engine": "exact"}
     if is_sparse(meta.dtype):
         from jaxretr.indexes.exact import sparse  # Numba takes half a second to import.
 
-        return sparse.as_index(store, opening, _facts(store), lambda rows: _rows(store, rows))
-    numbers = store.row_numbers(meta.share)
-    ids = unique_ids(store.read_ids(meta.share), len(numbers), str(store.folder))
-    known = Filters(len(ids), ids)
-    size = announce(str(store.folder), len(ids), meta.dim, opening, slab_rows=store.block_rows)
+        facts = {"engine": "sparse", "bytes": 0, "postings": 0}
+        if ids:
+            index = sparse.of_store(store, share)
+            find, facts = index.search_rows, {**facts, "bytes": 8 * index.postings, "postings": index.postings}
+    else:
+        facts["bytes"] = announce(str(store.folder), len(ids), meta.dim, opening, slab_rows=store.block_rows)
+
+    def name(row: int) -> str:
+        """The id of one of the store's rows, of this share, whose shards are full except for the store's last."""
+        shard, offset = divmod(row, meta.shard_rows)
+        return ids[share.index(shard) * meta.shard_rows + offset]
+
+    def search(vectors: np.ndarray, k: int, _: SearchOptions, filters: FilterOptions) -> ScoredIds:
+        mask = known.mask(**filters)
+        scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+        if ids and (mask is None or mask.any()):
+            scores, rows = find(vectors, k, mask)
+        return merge_hits(scores, np.where(rows < 0, NO_ROW, numbers[rows]), name, k)
 
     return ReadOnlyIndex(
         ids,
         meta.dim,
         opening,
-        search=lambda vectors, k, _, filters: search_store(store, ids, vectors, k, known.mask(**filters)),
+        search=search,
         rows=lambda rows: _rows(store, numbers[list(rows)]),
-        facts={"engine": "exact", "bytes": size, "passages": meta.rows, **_facts(store)},
+        facts={**facts, "passages": meta.rows, **_facts(store)},
         all_ids=None if len(ids) == meta.rows else store.read_ids,
     )
+
+
+def _search_files(
+    store: EmbeddingStore, share: range, count: int, queries: np.ndarray, k: int, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search some shards, of `count` rows, by streaming them through this process's devices once; see `search_blocks`."""
+    with Progress(count, "passage", "searched") as progress:
+
+        def blocks() -> Iterator[np.ndarray]:
+            for block in store.blocks(share):
+                yield block
+                progress.advance(len(block))
+
+        return search_blocks(blocks(), queries, k, allowed=allowed, source=str(store.folder))
 
 
 def _facts(store: EmbeddingStore) -> dict[str, str]:
@@ -94,42 +130,3 @@ def verify(place: str) -> str:
     verify_store(store)
     meta = store.meta
     return f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
-
-
-def search_store(
-    store: EmbeddingStore, ids: Sequence[str], queries: np.ndarray, k: int, allowed: np.ndarray | None = None
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Search a store by streaming its shards through the devices once.
-
-    With several processes, all of which must call this, each streams its share of the shards through its own devices.
-
-    Args:
-      store: N passages.
-      ids: the ids of this process's share, which is all N where it is alone.
-      queries: float32 [B, D].
-      k: hits per question.
-      allowed: bool, as long as `ids`: the passages that may be found; None: all.
-
-    Returns:
-      Scores float32 [B, k'], descending, and the ids of the hits; k' is k, or the number of passages that may be found
-      if that is less.
-    """
-    meta, share = store.meta, store.meta.share
-    scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-    with Progress(len(ids), "passage", "searched") as progress:
-
-        def blocks() -> Iterator[np.ndarray]:
-            for block in store.blocks(share):
-                yield block
-                progress.advance(len(block))
-
-        if ids and (allowed is None or allowed.any()):
-            scores, rows = search_blocks(blocks(), queries, k, allowed=allowed, source=str(store.folder))
-
-    def place(row: int) -> int:
-        """The place of a store's row among the rows of the share, whose shards are full except for the store's last."""
-        shard, offset = divmod(row, meta.shard_rows)
-        return share.index(shard) * meta.shard_rows + offset
-
-    numbers = np.asarray(share)[rows // meta.shard_rows] * meta.shard_rows + rows % meta.shard_rows if ids else rows
-    return merge_hits(scores, numbers, lambda row: ids[place(row)], k)
