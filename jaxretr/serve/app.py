@@ -1,9 +1,6 @@
 """The FastAPI app: routes, pages, headers and errors around a `Service`."""
 
-import contextlib
-import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +14,7 @@ from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.edge import Edge, Gate
 from jaxretr.serve.keys import Keys
 from jaxretr.serve.logs import RequestLog
+from jaxretr.serve.mcp_tools import mount
 from jaxretr.serve.page import PAGE, answer_page
 from jaxretr.serve.problems import Problem, Type, body_of, invalid
 from jaxretr.serve.rates import Rates
@@ -41,32 +39,19 @@ def create_app(
     """
     settings = settings or service.settings
     lines = lines or RequestLog(settings.log_texts)
-    mcp = _mcp()
-    lifespans: list[Any] = []
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            for enter in lifespans:
-                await stack.enter_async_context(enter())
-            yield
-
     app = FastAPI(
         title="jaxretr",
         version=__version__,
         description="Embeddings, search and re-ranking over indexes of one model.",
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
         redirect_slashes=False,
     )
     routes = make_routes(service)
     app.include_router(routes)
     _add_pages(app)
-    if mcp is not None:
-        lifespan_of_mcp = mcp(app, service)
-        if lifespan_of_mcp is not None:
-            lifespans.append(lifespan_of_mcp)
+    if importlib.util.find_spec("mcp") is not None:
+        app.router.lifespan_context = mount(app, service)
     _add_errors(app)
 
     def stopping() -> bool:
@@ -104,19 +89,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _mcp() -> Callable[..., Any] | None:
-    """The function that mounts MCP, if its package is installed."""
-    if importlib.util.find_spec("jaxretr.serve.mcp_tools") is None or importlib.util.find_spec("mcp") is None:
-        return None
-    return importlib.import_module("jaxretr.serve.mcp_tools").mount
-
-
 def _add_pages(app: FastAPI) -> None:
-    """Add the search page, and the API's documentation if there is one."""
+    """Add the search page, and the API's documentation."""
     for path, file in (("/", PAGE), ("/docs", PAGE.with_name("docs.html"))):
-        if file.is_file():
-            answer = partial(answer_page, file)
-            app.add_api_route(path, answer, methods=["GET"], include_in_schema=False, response_class=Response)
+        answer = partial(answer_page, file)
+        app.add_api_route(path, answer, methods=["GET"], include_in_schema=False, response_class=Response)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -84,7 +84,7 @@ IndexName = Annotated[
 ]
 
 
-def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextManager[None]]:
+def mount(app: FastAPI, service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Add the tools to an app at /mcp.
 
     Args:
@@ -92,7 +92,7 @@ def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextMa
       service: the service that the tools call.
 
     Returns:
-      A context manager for the app's lifespan to enter: outside it no tool can be called.
+      The app's lifespan, a function that makes a context manager: outside it no tool can be called.
     """
     server = make_server(service)
     server.streamable_http_app(stateless_http=True, json_response=True, host="")  # makes the session manager
@@ -100,7 +100,7 @@ def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextMa
     # POST only: without sessions a GET would open a stream that carries nothing and delays the shutdown.
     endpoint = _SameOrigin(manager.asgi_app, service)
     app.router.routes.append(Route("/mcp", endpoint, methods=["POST"], include_in_schema=False))
-    return manager.run
+    return lambda _: manager.run()
 
 
 def make_server(service: Service) -> Any:

@@ -20,7 +20,6 @@ from jaxretr.serve.problems import Conflict, Invalid
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[str], Any]
 T = TypeVar("T")
 
 # Seconds that `stop` waits.
@@ -32,11 +31,10 @@ class Moves:
 
     Args:
       embedding: the service's encoders, which encode the documents between requests.
-      load: a function that loads a model by its folder or name.
     """
 
-    def __init__(self, embedding: Embedding, load: Load = load_encoder):
-        self._embedding, self._load = embedding, load
+    def __init__(self, embedding: Embedding):
+        self._embedding = embedding
         self._moves: dict[str, tuple[reindex.Reindexing, threading.Thread]] = {}
         self._errors: dict[str, str] = {}
         self._preparing: set[str] = set()
@@ -138,7 +136,7 @@ class Moves:
         known = next((each for each in self._embedding.models.values() if each.name == to), None)
         if known is not None:
             return known
-        model = self._embedding.add(self._load(to), str(Path(to)))
+        model = self._embedding.add(load_encoder(to), str(Path(to)))
         model.encoder.compile()
         return model
 

@@ -62,7 +62,7 @@ class SharedSearches:
         Raises:
           Whatever `search` raises.
         """
-        if len(vectors) > _MOST or options.where or options.deny or options.allow is not None:
+        if len(vectors) > _MOST or options.is_filtered:
             return await search(vectors)
         future: asyncio.Future[Findings] = asyncio.get_running_loop().create_future()
         if kind in self._waiting:
