@@ -1,7 +1,6 @@
 """Evaluation of a model over a whole corpus."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,16 +12,11 @@ from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
 
 
-class Retriever(Protocol):
-    """A function that finds corpus rows for questions."""
+def dense_retriever(model: DualEncoder, corpus: Corpus) -> Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]:
+    """Encode the corpus; the returned function searches it exactly.
 
-    def __call__(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores float32 [B, k] and corpus rows int [B, k], best first; rows of -1 behind the last hit."""
-        ...
-
-
-def dense_retriever(model: DualEncoder, corpus: Corpus) -> Retriever:
-    """Encode the corpus; the returned function searches it exactly."""
+    It finds the k best passages of B questions: scores float32 [B, k] and corpus rows int [B, k], best first.
+    """
     index = ExactIndex(model.encode_passages(list(corpus)), ids=corpus.ids)
     return lambda questions, k: index.search_rows(model.encode_queries(questions), k)
 

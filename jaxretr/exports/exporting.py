@@ -13,6 +13,7 @@ from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded, na
 from jaxretr.embeddings.opening import open_store
 from jaxretr.embeddings.vector_files import is_sparse
 from jaxretr.exports import folder as model_folder
+from jaxretr.exports.folder import ModelTarget
 from jaxretr.exports.verify_model import Library
 from jaxretr.exports.verify_model import verify as verify_model
 from jaxretr.indexes.certified.engines import engine_of
@@ -30,7 +31,6 @@ from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage import manifest
 
-ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
 EncoderTarget = Literal["onnx", "stablehlo"]
 IndexTarget = Literal["scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance"]
 Target = Literal[ModelTarget, EncoderTarget, IndexTarget]
@@ -192,7 +192,6 @@ def export(
     out = Path(out).expanduser()
     model_folder.check_free(out)
     if to in MODELS:
-        model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
         return _model(loaded(model), out, to, layout, license)
     encoder = loaded(model)
     how: dict[str, Any] = {"side": side or "question", "source": name_of(encoder)}

@@ -14,13 +14,13 @@ from jaxretr.runtime.errors import UsageError, UserError, some_names
 from jaxretr.runtime.storage.copies import local_copy
 from jaxretr.runtime.storage.files import atomic_folder
 
-Target = Literal["huggingface", "sentence-transformers", "jaxretr"]
+ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
 
 
 def export(
     encoder: DualEncoder | CombinedEncoder,
     out: str | Path,
-    to: Target,
+    to: ModelTarget,
     *,
     layout: Literal["bert", "dpr"] | None = None,
     source: str | Path | None = None,
@@ -46,7 +46,9 @@ def export(
     Raises:
       UserError: the folder holds something, cannot be written, or the layout cannot hold the model.
     """
-    check_arguments(out, to, layout)
+    if layout is not None and to != "huggingface":
+        raise UsageError(f"layout={layout} is for to=huggingface, not for to={to}; leave it out")
+    check_free(out)
     if isinstance(encoder, CombinedEncoder) and to != "jaxretr":
         name = source or "MODEL"
         weights = ", ".join(f"{name}/part-{part} ({weight})" for part, weight in enumerate(encoder.config.weights))
@@ -89,13 +91,6 @@ def export(
             return verify(partial)
         except UserError as error:
             raise UserError(f"{out}: the export was given up: its vectors are not the model's ({error})") from error
-
-
-def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
-    """Refuses, before any work, a layout of another target and a folder that is not free."""
-    if layout is not None and to != "huggingface":
-        raise UsageError(f"layout={layout} is for to=huggingface, not for to={to}; leave it out")
-    check_free(out)
 
 
 def check_free(out: str | Path) -> None:

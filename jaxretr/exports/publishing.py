@@ -13,7 +13,8 @@ from jaxretr.embeddings.encoding import Encoder, Path_, loaded
 from jaxretr.exports import card
 from jaxretr.exports import folder as model_folder
 from jaxretr.exports.card import read_run
-from jaxretr.exports.exporting import MODELS, ModelTarget
+from jaxretr.exports.exporting import MODELS
+from jaxretr.exports.folder import ModelTarget
 from jaxretr.models.any_scorer import holds_cross_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision
