@@ -166,13 +166,6 @@ class Filters:
         return row
 
 
-def unknown_field(field: str, known: Iterable[str]) -> UserError:
-    """The error for a field that an index does not have."""
-    names = list(known)
-    listing = f"it has {', '.join(names)}" if names else "it has none"
-    return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {listing}'}")
-
-
 def conditions_of(where: Where, known: Iterable[str] | None = None) -> dict[str, Condition]:
     """Field -> its condition, checked.
 
@@ -190,7 +183,8 @@ def conditions_of(where: Where, known: Iterable[str] | None = None) -> dict[str,
     conditions: dict[str, Condition] = {}
     for field, content in where.items():
         if names is not None and field not in names:
-            raise unknown_field(field, names)
+            hint = did_you_mean(str(field), names) or (f"; it has {', '.join(names)}" if names else "; it has none")
+            raise UserError(f"where: no field {field!r} in the index{hint}")
         if isinstance(content, Condition):
             conditions[field] = content
         elif isinstance(content, Mapping):

@@ -45,7 +45,7 @@ def documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
     """
     path = find_input(corpus, "corpus.jsonl")
     left_out: set[str] = set()
-    lines = json_lines(path)
+    lines = iter(()) if path.suffix == ".tsv" else json_lines(path)
     for number, passage in iter_passages(path):
         row = next((row for line, row in lines if line == number), {})
         metadata = {} if isinstance(row, RowError) else metadata_of(row, left_out)

@@ -327,7 +327,6 @@ def search_blocks(
     k: int = 10,
     *,
     allowed: np.ndarray | None = None,
-    dtype: str = "float32",
     mesh: Mesh | None = None,
     block_rows: int = BLOCK_ROWS,
     source: str = "blocks",
@@ -342,7 +341,7 @@ def search_blocks(
       queries: question embeddings [B, D], cast to float32.
       k: results per question; as many are returned as there are rows that may be found, if that is less.
       allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
-      dtype, mesh, block_rows: see `ExactIndex`.
+      mesh, block_rows: see `ExactIndex`.
       source: the blocks' name in errors.
 
     Returns:
@@ -352,11 +351,10 @@ def search_blocks(
     Raises:
       UserError: wrong shapes, NaN or infinity, no rows at all, another number of rows than `allowed` has, or k < 1.
     """
-    storage = _storage_dtype(dtype)
     mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
     queries = checked_matrix(queries, None)
     k = _positive("k", k)
-    slabs = cut_to_slabs(mesh, blocks, storage, source, dim=queries.shape[1], allowed=allowed)
+    slabs = cut_to_slabs(mesh, blocks, np.dtype(np.float32), source, dim=queries.shape[1], allowed=allowed)
     scores, rows = search_slabs(mesh, slabs, queries, k, _positive("block_rows", block_rows))
     hit_count = scores.shape[1] if allowed is None else min(scores.shape[1], int(np.count_nonzero(allowed)))
     return scores[:, :hit_count], rows[:, :hit_count]

@@ -83,7 +83,7 @@ def export(
         return summary, None if tuned is None else tuned.certificate
 
 
-def verify(folder: Path) -> str:
+def verify(folder: str | Path) -> str:
     """Check hashes, let the golden questions search the table, and measure the recall again.
 
     Returns:
@@ -92,6 +92,7 @@ def verify(folder: Path) -> str:
     Raises:
       UserError: something does not agree, or LanceDB is not installed.
     """
+    folder = Path(folder).expanduser()
     record = manifest.read(folder)
     facts = record.facts
     manifest.refuse(folder, manifest.changed_files(folder, record))

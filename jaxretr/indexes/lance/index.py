@@ -13,7 +13,7 @@ from jaxretr.indexes.exact.host_rows import checked_questions
 from jaxretr.indexes.filters import Value
 from jaxretr.indexes.graph_width import Width, width_of
 from jaxretr.indexes.index import Document, Hit, Opening, SearchOptions, Standing, find_unchanging
-from jaxretr.indexes.lance import build
+from jaxretr.indexes.lance.build import verify as verify
 from jaxretr.indexes.lance.table import KIND, LanceTable
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import manifest
@@ -26,11 +26,6 @@ def open(place: str, opening: Opening) -> "LanceIndex":
       UserError: it is no such folder, another model made it, or LanceDB is not installed.
     """
     return LanceIndex(Path(place).expanduser(), opening)
-
-
-def verify(place: str) -> str:
-    """Recompute what a folder promises; see `build.verify`."""
-    return build.verify(Path(place).expanduser())
 
 
 class LanceIndex:

@@ -11,7 +11,7 @@ from typing import TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes.certified import ScannIndex
+from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.filters import Column, Condition, Filters, Value
 from jaxretr.indexes.live.database import Space
 

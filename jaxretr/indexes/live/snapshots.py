@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.indexes.certified import ScannIndex
 from jaxretr.indexes.certified.build import write_vectors
 from jaxretr.indexes.certified.engines import engine_problems, working_engine
+from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.live import database, fault_points
 from jaxretr.indexes.live.database import Database, Space, State
 from jaxretr.indexes.live.settings import LiveSettings

@@ -30,8 +30,11 @@ def grouped_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> t
     by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
     """
     n, batch = shard.rows.shape[0], queries.shape[0]
-    is_single_block = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
-    size = n if is_single_block else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
+    if batch <= WHOLE_BATCH and n % COARSE == 0 and 4 * n * batch <= WHOLE_BYTES and shard.rows.dtype == queries.dtype:
+        size = n  # Few questions wait for the memory alone, and cutting blocks would copy the rows.
+    else:
+        # More are bound by the matmul, and their scores must stay in the cache: 2 MB of them, within limits, were the fastest.
+        size = min(block_rows, min(max(2**19 // batch, 512), 4096), n) // COARSE * COARSE
     groups = _best_groups(queries, shard, k, size)
     # In the order of rows, so that the first of equal scores is the lowest row.
     of_questions = queries, jnp.sort(groups, axis=-1)
@@ -47,7 +50,8 @@ def _best_groups(queries: jax.Array, shard: Shard, k: int, size: int) -> jax.Arr
     """The groups of `FINE` rows with the k highest maxima for each question, [B, k], from blocks of `size` rows."""
     n, batch = shard.rows.shape[0], queries.shape[0]
     blocks = -(-n // size)
-    passes = 1 if blocks == 1 else -(-(blocks * size // FINE * batch * 4) // maxima_limit(shard.rows.nbytes))
+    limit = min(max(shard.rows.nbytes // 16, MAXIMA_BYTES[0]), MAXIMA_BYTES[1])
+    passes = 1 if blocks == 1 else -(-(blocks * size // FINE * batch * 4) // limit)
     per_pass = -(-blocks // passes)
 
     def block_maxima(number: jax.Array) -> jax.Array:
@@ -80,24 +84,6 @@ def _group_scores(query: jax.Array, groups: jax.Array, shard: Shard, size: int) 
     if block.scales is not None:
         scores *= block.scales
     return jnp.where(block.valid, unsigned_zero(scores), -jnp.inf), block.row
-
-
-def scores_whole(n: int, batch: int) -> bool:
-    """Whether `grouped_topk` scores all rows in one product: for few questions, which are bound by memory.
-
-    Cutting blocks copies the rows. More questions are bound by the matmul, and their scores must stay in the cache.
-    """
-    return batch <= WHOLE_BATCH and n % COARSE == 0 and 4 * n * batch <= WHOLE_BYTES
-
-
-def cpu_block_rows(batch: int) -> int:
-    """Rows that `grouped_topk` scores at a time: 2 MB of scores, within limits, were the fastest."""
-    return min(max(2**19 // batch, 512), 4096)
-
-
-def maxima_limit(row_bytes: int) -> int:
-    """Bytes of maxima that `grouped_topk` holds at most."""
-    return min(max(row_bytes // 16, MAXIMA_BYTES[0]), MAXIMA_BYTES[1])
 
 
 def _top_groups(maxima: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
