@@ -11,23 +11,15 @@ something.
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.runs import Corpus
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics
 from jaxretr.indexes.bm25.words import Bm25Settings, Method, Vocabulary, questions_as_words
 from jaxretr.runtime.errors import UsageError, UserError
-
-
-class Corpus(Protocol):
-    """Passages as columns of N rows."""
-
-    @property
-    def titles(self) -> Sequence[str]: ...
-    @property
-    def texts(self) -> Sequence[str]: ...
 
 
 class Bm25Index:
