@@ -4,7 +4,6 @@ Loops that share a loop are in this one file, because of Numba's cache.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 from llvmlite import ir
@@ -21,32 +20,15 @@ Rescored = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
 """Scores float32 [B, k], descending, rows int64 [B, k], and the number of real hits, int64 [B]."""
 
 
-class Reading(Protocol):
-    """Exact scores of an index's rows.
-
-    Attributes:
-      at_once: whether all questions of a search are given at once, since every call reads all vectors.
-    """
-
-    at_once: bool
-
-    def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
-        """Score candidates, and keep each question's k best."""
-        ...
-
-    def exact(
-        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Score all allowed rows; see `Searcher.search_allowed`."""
-        ...
-
-
 class Anywhere:
-    """A `Reading` of each vector where it is, which is the fastest.
+    """Exact scores of an index's rows by reading each vector where it is, which is the fastest.
 
     Args:
       rows: the rows whose vectors are read.
       slots: the places to read them from, if other than `Rows.slots`.
+
+    Attributes:
+      at_once: whether all questions of a search are given at once, since every call reads all vectors.
     """
 
     at_once = False
@@ -55,7 +37,7 @@ class Anywhere:
         self._rows, self._slots = rows, rows.slots if slots is None else slots
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
-        """Score candidates, equal scores by row; see `Reading.rescored`."""
+        """Score candidates, and keep each question's k best, equal scores by row."""
         (candidates, approximate), batch = proposed, len(queries)
         # A plain array: Numba does not know memory maps.
         base, added = np.asarray(self._rows.base.vectors), self._rows.added.vectors
@@ -78,7 +60,7 @@ class Anywhere:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Score all allowed rows; see `Reading.exact`."""
+        """Score all allowed rows; see `Searcher.search_allowed`."""
         from jaxretr.indexes.exact import search_blocks  # It imports JAX.
 
         rows = np.flatnonzero(allowed)
@@ -87,7 +69,7 @@ class Anywhere:
 
 
 class OnePass:
-    """A `Reading` of all vectors in their order, a block at a time, for measuring with little memory.
+    """The same by reading all vectors in their order, a block at a time, for measuring with little memory.
 
     A search reads the vectors of its candidates wherever they are; a few hundred questions read most of a corpus, and
     what a process has read of a file counts as its memory.
@@ -100,7 +82,7 @@ class OnePass:
         self._rows = rows
 
     def rescored(self, queries: NDArray[np.float32], proposed: Proposed, k: int, threads: int) -> Rescored:
-        """Score candidates; see `Reading.rescored`."""
+        """Score candidates; see `Anywhere.rescored`."""
         candidates, approximate = proposed
         exact = np.full(candidates.shape, -np.inf, np.float32)
         first = 0
@@ -119,10 +101,14 @@ class OnePass:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Score all allowed rows; see `Reading.exact`."""
+        """Score all allowed rows; see `Anywhere.exact`."""
         from jaxretr.indexes.exact import search_blocks  # It imports JAX.
 
         return search_blocks(self._rows.vector_blocks(), queries, k, allowed=allowed)
+
+
+Reading = Anywhere | OnePass
+"""The way in which vectors are read for exact scores."""
 
 
 # ---- by Numba --------------------------------------------------------------------------------------------------------
