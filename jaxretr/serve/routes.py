@@ -325,7 +325,7 @@ def _check_form(body: EmbeddingsRequest | TokenEmbeddingsRequest, service: Servi
         raise Invalid(f"the model has {encoder.dim} dimensions; ask for no more", "dimensions")
     if len(encoder.parts) > 1:
         raise Invalid("a combined model's vectors cannot be cut; leave dimensions out", "dimensions")
-    if encoder.parts[0].config.sparse:
+    if any(part.config.sparse for part in encoder.parts):
         raise Invalid(
             "a sparse model's dimensions are its vocabulary and cannot be cut; leave dimensions out", "dimensions"
         )
