@@ -30,8 +30,8 @@ _IDS = ("_id", "id", "docid")
 class RowFilter:
     """The conditions that a passage must meet to be found by `jaxretr.search`, in every kind of index.
 
-    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same. Bounds are compared as the
-    field's values are: as numbers if it has any, else as texts.
+    Values of fields are compared as text, as JSON writes them: 2019, 2019.0 and "2019" are the same. Bounds are compared
+    as the field's values are: as numbers if it has any, else as texts.
 
     Attributes:
       allow: ids of the only passages to search, or a file with one per line.
@@ -83,24 +83,27 @@ def _as_in_column(field: str, wanted: Condition, column: Sequence[Value]) -> Con
     Raises:
       UserError: no passage has a value, or a bound is not a number although the column has numbers.
     """
-    # 1 and 1.0 are equal, and different texts.
-    values = {(key_of(value), _text(value)): scalar_of(value) for value in column}.values()
+    values = {key_of(value): scalar_of(value) for value in column}.values()
     values_of: dict[str | None, list[Value]] = {}
     for value in values:
-        values_of.setdefault(_text(value), []).append(value)
+        for text in _texts(value):
+            values_of.setdefault(text, []).append(value)
 
-    def named(several: Sequence[Value]) -> tuple[Value, ...]:
-        for text in map(_text, several):
-            if text not in values_of and text is not None:
-                hint = nearest(str(text), sorted(filter(None, values_of))) or "; check the spelling"
-                raise UserError(f"where {field}={text}: no passage has this value{hint}")
-        return tuple(value for text in map(_text, several) for value in values_of.get(text, [None]))
+    def named(wanted: Value) -> list[Value]:
+        for text in _texts(wanted):
+            if text in values_of or text is None:
+                return values_of.get(text, [None])
+        hint = nearest(str(_text(wanted)), sorted(filter(None, map(_text, values)))) or "; check the spelling"
+        raise UserError(f"where {field}={_text(wanted)}: no passage has this value{hint}")
+
+    def all_named(several: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple(value for wanted in several for value in named(wanted))
 
     has_numbers = any(type(value) in (int, float) for value in values)
     bounds = tuple(
         (name, _number(field, name, bound) if has_numbers else str(_text(bound))) for name, bound in wanted.bounds
     )
-    return Condition(None if wanted.one_of is None else named(wanted.one_of), named(wanted.none_of), bounds)
+    return Condition(None if wanted.one_of is None else all_named(wanted.one_of), all_named(wanted.none_of), bounds)
 
 
 def _number(field: str, name: str, bound: int | float | str) -> int | float:
@@ -177,3 +180,10 @@ def _text(value: Any) -> str | None:
     """A value as one types it: true, 2019, en."""
     value = scalar_of(value)
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _texts(value: Value) -> dict[str | None, None]:
+    """The ways to type a value, the one of JSON first: a whole number with .0 or without, since an index may hold either."""
+    value = scalar_of(value)
+    is_whole = not isinstance(value, bool) and isinstance(value, int | float) and value == int(value)
+    return dict.fromkeys([_text(value), *((f"{int(value)}", f"{int(value)}.0") if is_whole else ())])
