@@ -15,12 +15,12 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import regex
 
 from jaxretr.data.characters import plain_forms
-from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import check_choice
 
 Match = Literal["string", "regex"]
 
@@ -64,10 +64,7 @@ class AnswerMatcher:
           cached_passages: the number of passages to keep in tokenised form, about 1 KB each for 100 words. The
             oldest goes first.
         """
-        if match not in ("string", "regex"):
-            raise UsageError(
-                f"unknown answer matching '{match}'{did_you_mean(match, ('string', 'regex'))} (string or regex)"
-            )
+        check_choice(get_args(Match), match=match)
         self._regex = match == "regex"
         self._cached_passages = cached_passages
         self._passages: dict[str, str] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.encode import note_cut
 from jaxretr.models.text_encoder import TextEncoder
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice
 from jaxretr.runtime.parallel.hosts import agree, wait_for_all
 from jaxretr.runtime.parallel.memory import announce
 from jaxretr.runtime.progress import Progress, counted
@@ -89,6 +89,7 @@ def encode(
     if (corpus is None) == (queries is None):
         raise UsageError("encode needs either corpus or queries; give one of them")
     at_least(1, shard_rows=shard_rows, batch_size=batch_size)
+    check_choice(get_args(VectorDtype), dtype=dtype)
     encoder = loaded(encoder)
     content = _questions(queries) if corpus is None else _passages(corpus)
     side: Side = "question" if corpus is None else "passage"

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_choice
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
     from jaxretr.indexes.index import Index
@@ -123,6 +123,9 @@ class TestSet:
     relevance_level: int = 1
     source: str = ""
 
+    def __post_init__(self):
+        check_choice(get_args(Match), match=self.match)
+
     @functools.cached_property
     def own_questions(self) -> frozenset[str]:
         """The ids of the questions that are passages themselves, which do not count as found."""
@@ -177,8 +180,8 @@ class TestSet:
         if run.keys().isdisjoint(known):
             what = "answers" if self.qrels is None else "judgements"
             raise UserError(
-                f"{name} and the {what} have no question in common, for instance '{next(iter(run))}' and "
-                f"'{next(iter(known))}'; give the {what} of the run's questions"
+                f"{name} and the {what} have no question in common, for instance '{next(iter(run), '')}' and "
+                f"'{next(iter(known), '')}'; give the {what} of the run's questions"
             )
         if self.qrels is not None:
             return metrics.evaluate(self.qrels, run, names, per_query=True, relevance_level=self.relevance_level)[1]

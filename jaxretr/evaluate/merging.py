@@ -15,7 +15,7 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import TestSet, depth
 from jaxretr.evaluate.searches import encoder_search
-from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub.dual_encoder_folder import check_finished
@@ -86,9 +86,7 @@ def merge(
         raise UsageError(f"models: a list is expected, not '{models}'; give at least two")
     if how not in ("linear", "slerp"):
         raise UsageError(f"how={how}: no such way to merge; there are linear and slerp")
-    named = isinstance(grid, str) and grid in ("log", "paper")
-    if not named and (isinstance(grid, str) or not grid or not all(0 < each < float("inf") for each in grid)):
-        raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
+    check_grid(grid)
     if len(models) < 2:
         raise UsageError(f"{len(models)} models cannot be merged; give at least two")
     if len(models) > 2 and (how == "slerp" or beir is not None):

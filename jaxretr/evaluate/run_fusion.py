@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,10 +18,10 @@ from jaxretr.data.run_reading import has_question_ids, read_run, write_trec
 from jaxretr.data.runs import questions_of
 from jaxretr.evaluate.evaluating import check_texts, read_test_set
 from jaxretr.evaluate.measuring import TestSet, depth, warn_of_own
-from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
 from jaxretr.indexes.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, check_choice
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,12 @@ def _check_arguments(
     missing: Sequence[Missing] | None,
     tune: object,
     metric: object,
-    grid: object,
+    grid: str | Sequence[float] | None,
 ) -> None:
+    check_choice(("interpolation", "rrf"), method=method)
+    check_choice(get_args(Normalise), normalise=normalise)
+    for each in missing or ():
+        check_choice(get_args(Missing), missing=each)
     if len(runs) < 2:
         raise UsageError("one run alone cannot be fused; give at least two")
     if method == "rrf":
@@ -148,6 +152,8 @@ def _check_arguments(
             f"{len(weights or ())} weights for {len(runs) - 1} runs besides the first; give one for each of them "
             "as weights=, or find it with tune="
         )
+    if grid is not None:
+        check_grid(grid)
     if missing is not None and len(missing) != len(runs):
         raise UsageError(
             f"missing= is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"

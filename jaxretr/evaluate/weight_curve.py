@@ -18,6 +18,7 @@ from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.results import as_json
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.indexes.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
+from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -140,6 +141,14 @@ class Curve:
         axes.legend(fontsize="small")
         figure.tight_layout()
         plots.save(figure, path)
+
+
+def check_grid(grid: str | Sequence[float]) -> None:
+    """Raise UsageError for a grid that `trace` cannot take."""
+    if grid not in ("log", "paper") and (
+        isinstance(grid, str) or not len(grid) or not all(0 < each < math.inf for each in grid)
+    ):
+        raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
 
 
 def trace(

@@ -27,7 +27,7 @@ from jaxretr.indexes.opening import KINDS, kind_of
 from jaxretr.indexes.recall import Certificate, check_targets
 from jaxretr.indexes.recall import table as certificate_table
 from jaxretr.indexes.source import IndexSource
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, check_choice, did_you_mean
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage import manifest
 
@@ -174,6 +174,8 @@ def export(
     for name, targets in _TARGETS.items():
         if given[name] is not None and to not in targets:
             raise UsageError(f"{name}= is for to={' or '.join(targets)}, not for to={to}; leave it out")
+    check_choice(("question", "passage", "both"), side=side)
+    check_choice(("int8",), quantise=quantise)
     if to in INDEXES and index is None:
         raise UsageError(f"to={to} writes the vectors of a corpus: give index=, an embedding store")
     if engine is not None:

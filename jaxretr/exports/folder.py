@@ -10,7 +10,7 @@ from jaxretr.exports.verify_model import Report, verify
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hub.sentence_transformers import read_prompts
-from jaxretr.runtime.errors import UsageError, UserError, some_names
+from jaxretr.runtime.errors import UsageError, UserError, check_choice, some_names
 from jaxretr.runtime.storage.copies import local_copy
 from jaxretr.runtime.storage.files import atomic_folder
 
@@ -46,6 +46,7 @@ def export(
     Raises:
       UserError: the folder holds something, cannot be written, or the layout cannot hold the model.
     """
+    check_choice(("bert", "dpr"), layout=layout)
     if layout is not None and to != "huggingface":
         raise UsageError(f"layout={layout} is for to=huggingface, not for to={to}; leave it out")
     check_free(out)

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, Side
 from jaxretr.models.hub import adapter_folder, adapter_formats
 from jaxretr.models.hub.adapter_folder import AdapterParts
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, check_choice
 
 
 class Adaptable(Protocol):
@@ -109,6 +109,7 @@ class Adapter(AdapterParts):
         Raises:
           UserError: there is a parallel adapter, no LoRA, or the folder holds something else.
         """
+        check_choice(get_args(Side), side=side)
         if self.encoder is None:
             raise UserError("these adapters were read from another library's folder; use that one")
         modules = self.params["shared"] if "shared" in self.params else self.params[side]

@@ -23,7 +23,7 @@ from jaxretr.models.encode import Engine, Job, chosen_dtype
 from jaxretr.models.engine_choice import choose_engine
 from jaxretr.models.hub import dual_encoder_folder
 from jaxretr.models.text_encoder import Advance, TextEncoder
-from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.errors import UserError, check_choice, did_you_mean
 from jaxretr.runtime.notes import note
 
 _log = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
             dimensions asked for than there are.
         """
+        check_choice(("pair", "joined"), passage_template=passage_template)
         parts = dual_encoder_folder.load(
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
@@ -326,6 +327,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         return Job(rows, len(pairs))
 
     def _length(self, side: Side) -> int:
+        check_choice(get_args(Side), side=side)
         return self.config.max_question_length if side == "question" else self.config.max_passage_length
 
     def engine(self, side: Side) -> Engine:

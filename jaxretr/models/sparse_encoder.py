@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.hub.dual_encoder_folder import states_use
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UserError
 
 # Texts whose vectors exist with all their dimensions at a time.
 _ROWS = 512
@@ -64,8 +64,6 @@ class SparseEncoder(DualEncoder):
         """
         from scipy.sparse import csr_array, vstack
 
-        if side not in get_args(Side):
-            raise UsageError(f"side={side!r}: give 'question' or 'passage'")
         pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
         found = self.encode_pieces(side, pieces, batch_size=batch_size, total=len(texts))
         parts = [csr_array(vectors) for vectors, _ in found]

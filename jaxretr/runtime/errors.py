@@ -65,6 +65,14 @@ def at_least(least: int, **numbers: int | None) -> None:
             raise UsageError(f"{name}={value}: must be at least {least}")
 
 
+def check_choice(choices: Iterable[str], **values: object) -> None:
+    """Raise UsageError for the first of the parameters, by their names, that is none of the choices; None is left out."""
+    known = list(choices)
+    for name, value in values.items():
+        if value is not None and value not in known:
+            raise UsageError(f"{name}={value!r}: give {' or '.join(map(repr, known))}{did_you_mean(str(value), known)}")
+
+
 def import_extra(module: str, extra: str) -> ModuleType:
     """Import an optional package.
 

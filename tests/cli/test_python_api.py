@@ -23,6 +23,7 @@ from jaxretr.data.run_reading import read_run, read_trec
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import TestSet
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.exact import ExactIndex
@@ -265,3 +266,24 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         with pytest.raises(jaxretr.UserError) as error:
             call()
         assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_name_that_is_none_of_the_choices_is_refused_before_the_work(encoder: DualEncoder, tmp_path: Path):
+    runs, out = [{"q": {"a": 1.0}}, {"q": {"b": 1.0}}], tmp_path / "out"
+    calls: list[tuple[Any, str]] = [
+        (lambda wrong: jaxretr.fuse(runs, weights=[1], method=wrong), "method"),
+        (lambda wrong: jaxretr.fuse(runs, weights=[1], normalise=wrong), "normalise"),
+        (lambda wrong: jaxretr.fuse(runs, weights=[1], missing=["zero", wrong]), "missing"),
+        (lambda wrong: jaxretr.fuse(runs, tune={"q": {"a": 1}}, grid=wrong), "grid"),
+        (lambda wrong: jaxretr.encode(encoder, corpus=tiny.DATA, out=out, dtype=wrong), "dtype"),
+        (lambda wrong: jaxretr.export(encoder, to="huggingface", out=out, layout=wrong), "layout"),
+        (lambda wrong: jaxretr.export(encoder, to="onnx", out=out, side=wrong), "side"),
+        (lambda wrong: jaxretr.export(encoder, to="onnx", out=out, quantise=wrong), "quantise"),
+        (lambda wrong: jaxretr.load_encoder(tmp_path, passage_template=wrong), "passage_template"),
+        (lambda wrong: encoder.tokenise(wrong, ["a"]), "side"),
+        (lambda wrong: TestSet([], read_corpus(tiny.DATA), match=wrong), "match"),
+    ]
+    for call, name in calls:
+        with pytest.raises(UserError, match=rf"{name}='wrong': give "):
+            call("wrong")
+    assert not out.exists()
