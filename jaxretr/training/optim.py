@@ -15,7 +15,7 @@ from optax import contrib
 from jaxretr.config import Optimizer
 from jaxretr.config.run import ELEMENTWISE
 from jaxretr.models.backbones.layers import Params
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, UserError, reason
 from jaxretr.runtime.own_parts import is_own, own_part
 from jaxretr.runtime.parallel.sharding import dotted
 from jaxretr.runtime.parallel.split_parameters import OfWhole, global_norm
@@ -170,7 +170,26 @@ def _made(config: Optimizer, make: Callable[..., Any], **arguments: Any) -> opta
         raise UsageError(
             f"optimizer.name={config.name}: returned a {type(made).__name__}; return an optax.GradientTransformation"
         )
-    return made
+
+    def init(params: Any) -> Any:
+        try:
+            # A number in the state, which optax allows, would not be saved.
+            state = jax.tree.map(jnp.asarray, made.init(params))
+            updates, _ = jax.eval_shape(made.update, params, state, params)
+        except UserError:
+            raise
+        except Exception as error:  # The optimizer may be the user's, and an argument of any type.
+            raise UsageError(
+                f"optimizer.name={config.name}: {type(error).__name__}: {reason(error)}; optimizer.arguments are {given}"
+            ) from error
+        of_params, of_updates = (jax.tree.map(lambda x: x.shape, tree) for tree in (params, updates))
+        if of_params != of_updates:
+            raise UsageError(
+                f"optimizer.name={config.name}: its updates have other shapes than the parameters; return one like each"
+            )
+        return state
+
+    return made._replace(init=init)
 
 
 def _at_peak(inner: optax.GradientTransformation) -> optax.GradientTransformation:

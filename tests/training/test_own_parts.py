@@ -54,6 +54,10 @@ def none(*values, **named):
 
 def broken(scores, positive, negative):
     return scores.nope
+
+def wide(learning_rate):
+    import optax
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda x: x[..., None], updates))
 """
 
 
@@ -154,6 +158,11 @@ def test_a_loss_of_ones_own_is_validated_with_too(config: Any, losses: Path, tmp
             {"optimizer": {"name": "lion", "arguments": ("b3=1",)}},
             "optimizer.name=lion: .*unexpected keyword argument 'b3'",
         ),
+        (
+            {"optimizer": {"name": "muon", "arguments": ("beta=x",)}},
+            "optimizer.name=muon: TypeError: .*; optimizer.arguments are beta=x",
+        ),
+        ({"optimizer": {"name": "{losses}:wide"}}, "its updates have other shapes than the parameters"),
         ({"optimizer": {"arguments": ("b1=0.5",)}}, "set optimizer.b1"),
         (
             {"optimizer": {"rates": ("nowhere=0.5",)}},
