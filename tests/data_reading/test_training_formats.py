@@ -177,6 +177,10 @@ BAD_ROWS = {
         ('{"question": "q", "positive_ctxs": {"text": "x"}}', 'field "positive_ctxs" is not a list of passages'),
         ('{"question": "q", "positive_ctxs": [{"title": "x"}]}', 'passage in "positive_ctxs" has neither a text nor'),
         (
+            '{"question": "q", "positive_ctxs": [{"text": "x", "score": 1e39}]}',
+            "field \"score\" is '1e+39', too large for float32",
+        ),
+        (
             '{"question": "q", "positive_ctxs": [{"text": "x", "score": "high"}]}',
             "field \"score\" is 'high', not a num",
         ),

@@ -64,11 +64,15 @@ class Example:
 Row = tuple[int, Example | RowError]
 
 
+# The largest float32.
+_LARGEST = (2 - 2**-23) * 2.0**127
+
+
 def finite_score(value: Any, name: str) -> float | None:
     """Return a score, a number or its decimal digits as a string; None for null and not-a-number.
 
     Raises:
-      RowError: the value is neither.
+      RowError: the value is neither, or a float32 cannot hold it.
     """
     if value is None:
         return None
@@ -78,7 +82,11 @@ def finite_score(value: Any, name: str) -> float | None:
         score = float(value)
     except (ValueError, OverflowError):
         raise RowError(f'field "{name}" is {str(value)[:40]!r}, not a number; write a number or null') from None
-    return score if math.isfinite(score) else None
+    if not math.isfinite(score):
+        return None
+    if abs(score) > _LARGEST:
+        raise RowError(f'field "{name}" is {str(value)[:40]!r}, too large for float32; write a smaller number or null')
+    return score
 
 
 def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
