@@ -184,6 +184,6 @@ def _text(value: Any) -> str | None:
 
 def _texts(value: Value) -> dict[str | None, None]:
     """The ways to type a value, the one of JSON first: a whole number with .0 or without, since an index may hold either."""
-    value = scalar_of(value)
-    is_whole = not isinstance(value, bool) and isinstance(value, int | float) and value == int(value)
-    return dict.fromkeys([_text(value), *((f"{int(value)}", f"{int(value)}.0") if is_whole else ())])
+    found: Any = scalar_of(value)
+    is_whole = type(found) is int or (isinstance(found, float) and found.is_integer())
+    return dict.fromkeys([_text(found), *((f"{int(found)}", f"{int(found)}.0") if is_whole else ())])

@@ -6,6 +6,7 @@ in jaxretr/training/runs/; what one step does is in jaxretr/training/steps/.
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -228,6 +229,11 @@ def train(
     refuse_while_looking_for_parts()
     if not isinstance(config, Config):
         raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
+    try:
+        if on_step is not None:
+            inspect.signature(on_step).bind(1, {})
+    except TypeError as error:
+        raise UsageError(f"on_step={on_step!r}: is called with a step's number and its metrics ({error})") from None
     config = _with_own_parts(
         config, {"contrastive.loss": loss, "optimizer.name": optimizer, "optimizer.schedule": schedule}
     )

@@ -137,12 +137,22 @@ def _arguments(config: Optimizer) -> dict[str, Any]:
         try:
             found[name] = json.loads(text)
         except ValueError:
+            default = getattr(inspect.signature(_function(config.name)).parameters.get(name), "default", None)
+            if isinstance(default, bool | int | float):
+                raise UsageError(
+                    f"optimizer.arguments={word}: is a text, and {name} is {json.dumps(default)} by default; give a number, true "
+                    "or false, as JSON has them"
+                ) from None
             found[name] = text
     return found
 
 
+def _function(name: str) -> Callable[..., optax.GradientTransformation]:
+    return own_part(name, "optimizer.name") if is_own(name) else getattr(optax, name, None) or getattr(contrib, name)
+
+
 def _maker(name: str) -> Callable[..., optax.GradientTransformation]:
-    make = own_part(name, "optimizer.name") if is_own(name) else getattr(optax, name, None) or getattr(contrib, name)
+    make = _function(name)
     settings: dict[str, Any] = {}
     if "weight_decay" in inspect.signature(make).parameters:
         settings["weight_decay"] = 0.0  # `build` adds it.

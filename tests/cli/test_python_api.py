@@ -261,6 +261,10 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             lambda: jaxretr.train("dpr_small", tmp_path / "run"),
             "a Config is expected, not a str; load it with load_config",
         ),
+        (
+            lambda: jaxretr.train(jaxretr.load_config("dpr_small"), tmp_path / "run", on_step=lambda step: None),
+            "is called with a step's number and its metrics (too many positional arguments)",
+        ),
     ]
     for call, message in wrong:
         with pytest.raises(jaxretr.UserError) as error:

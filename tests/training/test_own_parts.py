@@ -159,8 +159,12 @@ def test_a_loss_of_ones_own_is_validated_with_too(config: Any, losses: Path, tmp
             "optimizer.name=lion: .*unexpected keyword argument 'b3'",
         ),
         (
-            {"optimizer": {"name": "muon", "arguments": ("beta=x",)}},
-            "optimizer.name=muon: TypeError: .*; optimizer.arguments are beta=x",
+            {"optimizer": {"name": "muon", "arguments": ("beta=[1]",)}},
+            "optimizer.name=muon: TypeError: .*; optimizer.arguments are beta=",
+        ),
+        (
+            {"optimizer": {"name": "muon", "arguments": ("nesterov=maybe",)}},
+            "optimizer.arguments=nesterov=maybe: is a text, and nesterov is true by default",
         ),
         ({"optimizer": {"name": "{losses}:wide"}}, "its updates have other shapes than the parameters"),
         ({"optimizer": {"arguments": ("b1=0.5",)}}, "set optimizer.b1"),
