@@ -109,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         importlib.import_module(f"jaxretr.cli.{args.module}").run(args)
         sys.stdout.flush()  # Flushed here, where a closed pipe is handled.
         return 0
-    except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
+    except SystemExit as stop:  # --help, --version, and a training run that was asked to stop, which has said so
+        if type(stop) is not SystemExit:  # `AskedToStop`, of any other command
+            return _report(f"{stop}; run the command again", int(stop.code or 0), debug)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return _report("interrupted", 130, debug)

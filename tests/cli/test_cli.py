@@ -27,6 +27,7 @@ from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime import progress
 from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.parallel.hosts import AskedToStop
 from jaxretr.training.loop import TrainResult
 
 CORPUS = tiny.DATA / "corpus.jsonl"
@@ -289,6 +290,7 @@ def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, *words: str)
     "error, code, message",
     [
         (KeyboardInterrupt(), 130, "interrupted"),
+        (AskedToStop(), 75, "it was asked to stop (SIGTERM); run the command again"),
         (PermissionError(13, "Permission denied", "/some/file"), 1, "error: /some/file: Permission denied; check the"),
         (OSError(28, "No space left on device"), 1, "error: No space left on device; check the path, its rights and"),
         (ValueError("NO_DATA: line 1\nno space\nNo space left on device"), 1, "error: the disk is full (ValueError: "),
