@@ -30,7 +30,7 @@ def check_model(
         return
     name, whose = name or name_of(encoder), f" ({model})" if model else ""
     if dim != (size := encoder.config.embedding_size):
-        if isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size:
+        if isinstance(encoder, DualEncoder) and not encoder.config.sparse and dim <= encoder.config.full_size:
             remedy = f"load the model with truncate_dim={dim}"
         else:
             remedy = "search with that model" if model else "search with its own model"

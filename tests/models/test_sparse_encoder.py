@@ -34,6 +34,7 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.vector_files import SparseRows
+from jaxretr.indexes.checks import check_model
 from jaxretr.indexes.exact import sparse
 from jaxretr.indexes.exact.sparse import SparseIndex, SparseIndexes
 from jaxretr.indexes.index import SearchOptions
@@ -216,6 +217,12 @@ def test_bad_folders_and_uses(
         SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.ones((1, 3)), 1)
     with pytest.raises(UserError, match="finite numbers that are not negative"):
         SparseIndex([SparseRows.of(np.eye(2, dtype=np.float32))], 2).search_rows(np.array([[-1.0, 1.0]]), 1)
+
+
+def test_an_index_of_fewer_dimensions_is_refused_without_advice_to_truncate(encoder: SparseEncoder) -> None:
+    """A sparse encoder cannot be truncated."""
+    with pytest.raises(UserError, match=r"16 dimensions.*; search with its own model, or"):
+        check_model("store", 16, None, None, encoder)
 
 
 def test_impacts_for_pyserini_are_the_rounded_weights(
