@@ -61,10 +61,12 @@ def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
     """Return the questions of a file, or those given; texts alone get the ids "0", "1", ...
 
     Raises:
-      UserError: the file cannot be read, or `trec_ids` and an id in it does not fit a TREC run.
+      UserError: the file cannot be read, what is given is a dict, or `trec_ids` and an id in it does not fit a TREC run.
     """
     if isinstance(queries, str | pathlib.Path):
         return read_questions(queries, trec_ids=trec_ids)
+    if isinstance(queries, Mapping):  # Its ids would be searched for.
+        raise UserError("questions: a list is expected, not a dict; give Question(id, text) to keep ids")
     return [
         question if isinstance(question, Question) else Question(str(number), question)
         for number, question in enumerate(queries)

@@ -258,6 +258,10 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             "metadata: a list is not a dict",
         ),
         (
+            lambda: jaxretr.search(Module(), np.eye(2), queries={"q1": "who"}),
+            "questions: a list is expected, not a dict; give Question(id, text)",
+        ),
+        (
             lambda: jaxretr.train("dpr_small", tmp_path / "run"),
             "a Config is expected, not a str; load it with load_config",
         ),
