@@ -32,6 +32,7 @@ from jaxretr.data.readers import read_beir
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.models.sparse_encoder import SparseEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training import experiment
@@ -411,6 +412,15 @@ def test_dpr_negatives(main: Main, data: Path, encoder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_sparse_encoders(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    words = ["--data", data / "wiki_qa", "--runs", tmp_path, "--passages", 30, "--seeds", 0, "--model", encoder]
+    printed = main(importlib.import_module("sparse_encoders"), *words, "--settings", *SHORT)
+    for row in ("BM25", "the encoder as it comes", "dense", "UniCOIL"):
+        assert f"\n| {row} | " in printed
+    assert "UniCOIL - dense, ndcg@10" in printed
+
+
+@pytest.mark.slow
 def test_index_aware(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -499,8 +509,22 @@ def test_spar_minilm(main: Main, data: Path, encoder: Path, minilm: Path, tmp_pa
     for row in ("BM25", "MiniLM", "Lambda, untrained", "MiniLM + Lambda", "MiniLM + BM25, hybrid"):
         assert f"\n| {row} | " in printed
     assert "Lambda - Lambda, untrained, test ndcg@10" in printed
-    printed = main(importlib.import_module("spar_minilm"), *words, "--corpora", "scifact", "--untrained")
+    learned = SparseEncoder.from_pretrained(encoder, pooling="unicoil", shared=True, max_passage_length=48)
+    learned.save(tmp_path / "unicoil")
+    taught = [
+        "--untrained",
+        "--teacher",
+        tmp_path / "unicoil",
+        "--passages",
+        60,
+        "--queries",
+        60,
+        "--runs",
+        tmp_path / "taught",
+    ]
+    printed = main(importlib.import_module("spar_minilm"), *words, "--corpora", "scifact", *taught)
     assert "MiniLM + untrained Lambda - MiniLM, test ndcg@10" in printed and "\n| Lambda | " not in printed
+    assert "Rank-biased overlap with the teacher" in printed and "MiniLM + Lambda of the teacher - BM25" in printed
 
 
 def test_lexical_overlap(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
