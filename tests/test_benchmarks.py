@@ -412,6 +412,17 @@ def test_dpr_negatives(main: Main, data: Path, encoder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_mine(data: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="it is what mine.py compares with")
+    module = importlib.import_module("mine")
+    monkeypatch.setattr(module, "MARGIN", 0.0)  # A tiny encoder's scores are close together.
+    (ours_took, ours), (theirs_took, theirs) = (side(data / "wiki_qa", minilm) for side in (module.ours, module.theirs))
+    assert (ours_took > 0).all() and (theirs_took > 0).all()
+    shared = {question: ours[question] & found for question, found in theirs.items()}
+    assert sum(map(len, shared.values())) > 0.9 * sum(map(len, theirs.values())) > 0
+
+
+@pytest.mark.slow
 def test_sparse_encoders(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
     words = ["--data", data / "wiki_qa", "--runs", tmp_path, "--passages", 30, "--seeds", 0, "--model", encoder]
     printed = main(importlib.import_module("sparse_encoders"), *words, "--settings", *SHORT)
