@@ -130,6 +130,10 @@ class Train:
     """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always
     stops."""
 
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the weights of so many steps are evaluated."""
+        return step % self.eval_every == 0 or step == self.steps
+
     def check(self) -> None:
         """Raise UsageError for numbers that no run can have."""
         for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):

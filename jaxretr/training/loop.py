@@ -335,7 +335,7 @@ def _train(
                 with clock.part("checkpoints"):
                     folder.push()
                     checkpoints.save(0, state, best["figures"] if best else None)
-            elif is_due(config, start) and not checkpoints.has_metrics(start) and (what := run.evaluated()):
+            elif config.train.is_evaluated(start) and not checkpoints.has_metrics(start) and (what := run.evaluated()):
                 log.info("evaluating step %d, which was interrupted before: %s", start, what)
                 with interruption.ends_at_once(), clock.part("evaluation"):
                     best = evaluate(run, state, start, best, workdir, metrics_log, writes)
@@ -356,7 +356,7 @@ def _train(
                 last = step == config.train.steps
                 stopping = interruption.reached(step)
                 logs = step % config.train.log_every == 0 or last
-                evaluates = is_due(config, step)
+                evaluates = config.train.is_evaluated(step)
                 saves = step % config.train.save_every == 0 or last or stopping
                 # Before anything is saved: a run can resume from every checkpoint.
                 with clock.part("steps"):
@@ -432,11 +432,6 @@ def evaluate(
         if writes:
             write_best(workdir, best)
     return {**best, "latest": metrics}
-
-
-def is_due(config: Config, step: int) -> bool:
-    """Whether a run is evaluated after a step."""
-    return step % config.train.eval_every == 0 or step == config.train.steps
 
 
 def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:

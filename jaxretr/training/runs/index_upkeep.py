@@ -87,8 +87,10 @@ class IndexUpkeep:
 
     def _all_is_due(self, number: int) -> bool:
         if self.config.rolling:
-            return self.evaluates and number > 0 and is_evaluated(number, self.train)
-        return refresh_is_due(number, self.config.refresh_every, self.train, self.evaluates)
+            return self.evaluates and number > 0 and self.train.is_evaluated(number)
+        # After the last step nothing is trained on the index any more, but an evaluation needs a fresh one.
+        is_last = self.evaluates and number == self.train.steps
+        return is_last or (number > 0 and number % self.config.refresh_every == 0)
 
 
 def steps_of_a_round(share: float, step_flops: int, corpus_flops: int) -> int:
@@ -100,26 +102,6 @@ def steps_of_a_round(share: float, step_flops: int, corpus_flops: int) -> int:
       corpus_flops: operations of encoding the whole corpus.
     """
     return max(1, math.ceil(corpus_flops * (1 - share) / (share * max(1, step_flops))))
-
-
-def is_evaluated(number: int, train: Train) -> bool:
-    """Whether the weights of `number` steps are evaluated."""
-    return number % train.eval_every == 0 or number == train.steps
-
-
-def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
-    """Whether all of a live index is to be encoded before step `number`, if that happens every R steps.
-
-    It is due after the last step, too, if the run evaluates: nothing is trained on the index any more, but the
-    evaluation needs a fresh one.
-
-    Args:
-      number: number of the step, from 0.
-      every: steps between two refreshes.
-      train: the config's section.
-      evaluates: whether there are dev questions.
-    """
-    return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
 
 
 def serves_evaluation(index: LiveIndex, train: Train) -> bool:
