@@ -175,11 +175,7 @@ def _make_loss(program: ContrastiveProgram):
         batch = ContrastiveBatch(jnp.zeros((b, 1), jnp.int32), jnp.ones(b, jnp.int32), own, known, scores)
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
         passages = PassagesOfBatch(own, everyone, None, jnp.zeros(0, jnp.int32))
-        loss_on = partial(batch_loss, program, q, p, passages, batch)
-        if program.index_aware.kind == "none":
-            part, _ = loss_on()
-        else:
-            part, _ = loss_on_index(program.index_aware, codes, loss_on)
+        part, _ = loss_on_index(program.index_aware, codes, partial(batch_loss, program, q, p, passages, batch))
         return lax.psum(part, DATA)
 
     return loss

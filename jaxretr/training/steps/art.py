@@ -154,10 +154,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             # [b, D], [b, K, D]; forms [b, V, D] are a side road: there are some where the loss has terms for misspelt ones.
             q, forms, p = embed_batch(program, params, state.frozen, batch, found, keys)
             loss_on = partial(student_loss, program, q, p, teacher, batch, forms=forms)
-            if program.index_aware.kind == "none":
-                loss, (student, terms) = loss_on()
-            else:  # a side road: the scores are those of a quantised index
-                loss, (student, terms) = loss_on_index(program.index_aware, state.codes, loss_on)
+            loss, (student, terms) = loss_on_index(program.index_aware, state.codes, loss_on)
             return loss, (student, p, terms)
 
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)

@@ -105,10 +105,7 @@ def make_step(
             q, forms, p = embed_batch(program, params, state.frozen, batch, fetched, keys)
             in_batch = PassagesOfBatch(own, everyone, index, text_ids, guide)
             loss_on = partial(batch_loss, program, q, p, in_batch, batch, forms=forms)
-            if program.index_aware.kind == "none":
-                loss, metrics = loss_on()
-            else:  # a side road: the scores are those of a quantised index
-                loss, metrics = loss_on_index(program.index_aware, state.codes, loss_on)
+            loss, metrics = loss_on_index(program.index_aware, state.codes, loss_on)
             if program.encoder.sparse:
                 added, entries = sparsity(program.contrastive, state.step, q, p, own)
                 loss, metrics = loss + added, {**metrics, **entries}

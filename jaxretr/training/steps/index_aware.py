@@ -49,14 +49,16 @@ def loss_on_index(
     """Return the loss on the scores of a quantised index, or its weighted mean with the loss on exact scores.
 
     Args:
-      settings: kind of index, at least one; weight of the loss on its scores.
+      settings: kind of index, "none" for exact scores alone; weight of the loss on its scores.
       codes: product codes of the state.
       loss_on: function that takes the rows' quantiser as `stored`, or nothing for exact rows, and returns the loss and an
         auxiliary value.
 
     Returns:
-      The loss, and the auxiliary value of the loss on the index's scores.
+      The loss, and its auxiliary value, which is that of the loss on the index's scores.
     """
+    if settings.kind == "none":
+        return loss_on()
     loss, others = loss_on(stored=stored_rows(settings, codes))
     if settings.weight < 1:
         loss = settings.weight * loss + (1 - settings.weight) * loss_on()[0]
