@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.runtime.parallel.mesh import DATA, MODEL, put_tree
+from jaxretr.runtime.parallel.programs import device_jit
 
 ROWS = P(DATA)
 """Spec of batches, corpus tokens and embeddings: split by row."""
@@ -163,22 +164,38 @@ def over_data(
     return mapped
 
 
-def state_stays(
-    step: Callable[..., tuple[Any, ...]], *, mesh: Mesh, split: bool = False
-) -> Callable[..., tuple[Any, ...]]:
-    """`step`, to be jitted, with the state that it returns first constrained to the places of `shardings`.
+def compiled_over_data(
+    mesh: Mesh, in_specs: tuple[Any, ...], out_specs: Any, *, split: bool = False, donate: tuple[int, ...] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator of functions whose first argument is parameters or a TrainState: `over_data`, compiled.
 
-    On a "model" axis the compiler would choose other places, and each new choice would compile the next step again.
+    A state that is returned first stays in the places of `shardings`: on a "model" axis the compiler would choose others,
+    and each new choice would compile the next step again.
+
+    Args:
+      mesh: mesh with the axes "data" and "model".
+      in_specs: specs of the arguments after the first.
+      out_specs: specs of the results; PARAMETERS_OR_STATE of a state.
+      split: whether the parameters are split over "data", as in `shardings`.
+      donate: numbers of the arguments that are used up.
     """
 
-    @functools.wraps(step)
-    def staying(*arguments: Any) -> tuple[Any, ...]:
-        state, *others = step(*arguments)
-        if mesh.shape[MODEL] > 1:
-            state = jax.lax.with_sharding_constraint(state, shardings(state, mesh, split=split))
-        return state, *others
+    def compiled(function: Callable[..., Any]) -> Any:
+        mapped = over_data(
+            function, mesh=mesh, split=split, in_specs=(PARAMETERS_OR_STATE, *in_specs), out_specs=out_specs
+        )
 
-    return staying
+        @functools.wraps(function)
+        def staying(*arguments: Any) -> Any:
+            found = mapped(*arguments)
+            if mesh.shape[MODEL] == 1 or not isinstance(out_specs, tuple) or out_specs[0] is not PARAMETERS_OR_STATE:
+                return found
+            state, *others = found
+            return jax.lax.with_sharding_constraint(state, shardings(state, mesh, split=split)), *others
+
+        return device_jit(staying, donate_argnums=donate)
+
+    return compiled
 
 
 def put(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:

@@ -28,8 +28,7 @@ from jaxretr.losses.contrastive import scaled_scores
 from jaxretr.losses.quantised import StoredRows, storage_errors
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over_data
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
@@ -108,14 +107,12 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       corpus rows, int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
-    @partial(device_jit, donate_argnums=(0, 1, 2))
-    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
-    @partial(
-        over_data,
-        mesh=mesh,
+    @compiled_over_data(
+        mesh,
+        (P(DATA), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
+        (PARAMETERS_OR_STATE, P(DATA), P(DATA), P(), P()),
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
-        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(), P()),
+        donate=(0, 1, 2),
     )
     def step(
         state: TrainState,

@@ -22,8 +22,7 @@ from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE, among
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over_data
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
 from jaxretr.training.steps.batch_loss import (
@@ -62,14 +61,12 @@ def make_step(
       scalars and `rows` are all passages of the batch, int32 [B, C + retrieved]. `state` and `index` are donated.
     """
 
-    @partial(device_jit, donate_argnums=(0, 1))
-    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
-    @partial(
-        over_data,
-        mesh=mesh,
+    @compiled_over_data(
+        mesh,
+        (P(DATA), P(DATA), P(DATA), P(DATA)),
+        (PARAMETERS_OR_STATE, P(DATA), P(), P(DATA)),
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA)),
-        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P(DATA)),
+        donate=(0, 1),
     )
     def step(
         state: TrainState,

@@ -12,7 +12,6 @@ separate compiled program. They are a part of the state, so that a resumed run c
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,8 +26,7 @@ from jaxretr.indexes.certified.learnt import score_threshold
 from jaxretr.losses.quantised import StoredRows, fitted_codebook
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.runtime.parallel.sharding import compiled_over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes, step_key
 from jaxretr.training.steps.encoding import embed_passages
@@ -78,14 +76,7 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
       the codes that the fit starts from, or None.
     """
 
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P(), P()),
-        out_specs=P(),
-    )
+    @compiled_over_data(mesh, (P(DATA), P(), P(), P()), P(), split=program.shard_parameters)
     def learn(
         params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array, seed: jax.Array
     ) -> ProductCodes:

@@ -13,8 +13,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.packed_rows import of_tokens, token_places
 from jaxretr.models.embed import embed, tower
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.runtime.parallel.sharding import compiled_over_data
 from jaxretr.runtime.parallel.split_parameters import longest_row
 from jaxretr.training.state import CorpusState, CorpusTokens
 from jaxretr.training.steps.blocks import block_size, block_start, num_blocks
@@ -30,12 +29,13 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
       refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
     """
 
+    @compiled_over_data(mesh, (P(DATA), P(DATA), P()), P(DATA), split=program.shard_parameters, donate=(2,))
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
         rows = jnp.arange(len(index.encoded_at), dtype=jnp.int32)
         embeddings = encode_rows(program, params, passages, index.embeddings, rows)
         return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
 
-    return _compiled(refresh, program, mesh)
+    return refresh
 
 
 def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Callable[..., CorpusState]:
@@ -53,13 +53,14 @@ def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Calla
       is donated and overwritten.
     """
 
+    @compiled_over_data(mesh, (P(DATA), P(DATA), P()), P(DATA), split=program.shard_parameters, donate=(2,))
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
         n = len(index.encoded_at)
         rows = slice_rows(lax.axis_index(DATA) * n, n, every, step)
         embeddings = encode_rows(program, params, passages, index.embeddings, rows)
         return CorpusState(embeddings, index.encoded_at.at[rows].set(step, mode="drop"))
 
-    return _compiled(refresh, program, mesh)
+    return refresh
 
 
 def make_embed_rows(program: IndexProgram, mesh: Mesh) -> Callable[..., jax.Array]:
@@ -70,14 +71,7 @@ def make_embed_rows(program: IndexProgram, mesh: Mesh) -> Callable[..., jax.Arra
       them, and NO_PASSAGE stands for no row.
     """
 
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P()),
-        out_specs=P(),
-    )
+    @compiled_over_data(mesh, (P(DATA), P()), P(), split=program.shard_parameters)
     def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
         found = jax.tree.map(lambda values: values[:, 0], fetch_rows(passages, rows[:, None]))
         widths = chosen_widths(passages.width, program.passage_widths)
@@ -98,17 +92,6 @@ def _embed_cut(
     longest = longest_row(lengths, program.shard_parameters)
     bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
     return lax.switch(bucket, [partial(encode, width=width) for width in widths], tokens, lengths)
-
-
-def _compiled(refresh: Callable[..., CorpusState], program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
-    mapped = over_data(
-        refresh,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P()),
-        out_specs=P(DATA),
-    )
-    return device_jit(mapped, donate_argnums=(2,))
 
 
 def slice_rows(first: jax.Array, n: int, every: int, step: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ b = B / devices questions and n = N / devices corpus rows are local. ART and the
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,8 +19,7 @@ from jaxretr.indexes.topk import search_step
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower
 from jaxretr.runtime.parallel.mesh import DATA
-from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.runtime.parallel.sharding import compiled_over_data
 from jaxretr.training.state import CorpusState, CorpusTokens
 
 
@@ -193,14 +191,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
       on all devices; `allowed`: the rows that may be found, bool [N], or None for all.
     """
 
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA)),
-        out_specs=(P(), P()),
-    )
+    @compiled_over_data(mesh, (P(DATA), P(DATA), P(DATA), P(DATA)), (P(), P()), split=program.shard_parameters)
     def search(
         params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array, allowed: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
@@ -225,14 +216,7 @@ def make_embed_questions(program: IndexProgram, mesh: Mesh) -> Callable[..., jax
       embed(params, tokens [n, L], lengths [n]) -> float32 [n, D], the same on all devices; n is a multiple of them.
     """
 
-    @device_jit
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA)),
-        out_specs=P(),
-    )
+    @compiled_over_data(mesh, (P(DATA), P(DATA)), P(), split=program.shard_parameters)
     def embed_questions(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
         return lax.all_gather(q, DATA, tiled=True, to="invarying")

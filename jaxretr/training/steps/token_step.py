@@ -15,7 +15,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over_data
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.chunks import largest_divisor, zeros_placed_like
@@ -46,15 +46,7 @@ def make_token_step(
       dropout: whether the loss is given each row's PRNG key, by the state's key and the row's place in the batch.
     """
 
-    @partial(device_jit, donate_argnums=0)
-    @partial(state_stays, mesh=mesh)
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=False,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA)),
-        out_specs=(PARAMETERS_OR_STATE, P()),
-    )
+    @compiled_over_data(mesh, (P(DATA),), (PARAMETERS_OR_STATE, P()), donate=(0,))
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         params = varying(state.params)
         rows = len(jax.tree.leaves(batch)[0])
