@@ -74,7 +74,7 @@ class CrossEncoderRun(TokenRun):
         self.passages, self.questions = scorer_rows(model, *texts, stores, ("passage", "training question"))
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        super().__init__(config, mesh, cross_encoder_programs(config, model.config, model.texts.frame, mesh))
+        super().__init__(cross_encoder_programs(config, model.config, model.texts.frame, mesh))
 
         # ---- evaluation ----------------------------------------------------------------------------------------------
         judged, corpus = self.examples.evaluated_on(config.data, self.draws.searched)
@@ -101,7 +101,7 @@ class CrossEncoderRun(TokenRun):
                 questions.tokens, questions.lengths, passages.tokens, passages.lengths, is_present, teacher
             )
 
-        return cross_encoder_programs(config, shape, frame, mesh).outline(config, 0, batch)
+        return cross_encoder_programs(config, shape, frame, mesh).outline(0, batch)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -126,8 +126,7 @@ class CrossEncoderRun(TokenRun):
         params, adapter = self.model.params, self.config.encoder.adapter
         if adapter is not None:
             params = {**params, "adapter": init_adapter(adapter, self.model.config.backbone, seed)}
-        # A copy: the first step donates these buffers, and the model keeps its own.
-        return jax.tree.map(np.array, params)
+        return params
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of the dev questions' candidates in the model's order."""
@@ -188,7 +187,7 @@ def cross_encoder_programs(
     )
     params = functools.partial(abstract_params, shape, program.adapter)
     options: dict[str, Any] = {"dropout": config.encoder.dropout > 0, "frozen": program.frozen}
-    return TokenPrograms.of(config, pair_loss(program), params, mesh, **options)
+    return TokenPrograms(config, pair_loss(program), params, mesh, **options)
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:

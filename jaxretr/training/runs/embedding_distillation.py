@@ -95,7 +95,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         note(log.info, "%d of the teacher's %d dimensions keep %.4f of the squared length", size, len(directions), kept)
         programs = distillation_programs(config, self.model, mesh)
         read = {"short texts": self.short.content, "teacher": passages.meta.model_fingerprint}
-        super().__init__(config, mesh, programs, data, read)
+        super().__init__(programs, data, read)
 
     @staticmethod
     def outline(config: EmbeddingDistillationConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -114,7 +114,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
                 texts(rows, config.data.max_length), texts(rows * config.short_texts, config.short_length)
             )
 
-        return distillation_programs(config, model, mesh).outline(config, config.data.held_out, batch)
+        return distillation_programs(config, model, mesh).outline(config.data.held_out, batch)
 
     def metrics(self, loss: float) -> dict[str, float]:
         """Return the mean held-out loss, and the cosine, which is 1 minus the loss."""
@@ -158,7 +158,7 @@ def student(config: EmbeddingDistillationConfig, vocabulary: int) -> DualEncoder
 def distillation_programs(config: EmbeddingDistillationConfig, model: DualEncoderConfig, mesh: Mesh) -> TokenPrograms:
     """Return the compiled programs of a run."""
     loss = embedding_loss(model, config.dtype)
-    return TokenPrograms.of(config, loss, lambda: abstract_params(model)["shared"], mesh)
+    return TokenPrograms(config, loss, lambda: abstract_params(model)["shared"], mesh)
 
 
 def _evenly(rows: np.ndarray, count: int) -> np.ndarray:

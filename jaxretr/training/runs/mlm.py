@@ -60,7 +60,7 @@ class MlmRun(LanguageModelRun):
             raise UserError(f"{config.start}: the tokenizer has no [MASK]; give the encoder's own tokenizer")
         self.mask_id, self.special = mask_id, np.array(data.tokenizer.all_special_ids)
         programs, read = mlm_programs(config, self.bert, mesh), {"encoder": fingerprint([self.start, self.start_head])}
-        super().__init__(config, mesh, programs, data, read)
+        super().__init__(programs, data, read)
 
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -75,7 +75,7 @@ class MlmRun(LanguageModelRun):
             tokens = abstract_rows(mesh, ids_dtype(bert.vocab_size), rows, width)
             return MaskedBatch(tokens, abstract_rows(mesh, "int32", rows), *of_places)
 
-        return mlm_programs(config, bert, mesh).outline(config, config.data.held_out, batch)
+        return mlm_programs(config, bert, mesh).outline(config.data.held_out, batch)
 
     def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
         """Mask random windows of the rows."""
@@ -97,19 +97,16 @@ class MlmRun(LanguageModelRun):
 
     def init(self) -> TrainState:
         """Return the state before the first step; a new head has been trained by then, with the encoder frozen."""
-        state = super().init()
         steps = self.config.head_warmup if self.start is not None and self.start_head is None else 0
         if not steps:
-            return state
+            return super().init()
         log.info("%s: no head of masked language modelling; training one for %d steps", self.config.start, steps)
         rates = Optimizer(learning_rate=self.config.head_learning_rate, weight_decay=0.0, warmup=0.05, final=0.05)
         config = dataclasses.replace(
             self.config, optimizer=rates, train=dataclasses.replace(self.config.train, steps=steps)
         )
-        programs = mlm_programs(config, self.bert, self.mesh)
-        kept = {"bert": state.params["bert"]}
-        head = TrainState.create({"head": state.params["head"]}, programs.optimizer, kept, StepNumbers.of(config))
-        head = sharding.put(head, self.mesh)
+        programs = mlm_programs(config, self.bert, self.mesh, frozen=("bert",))
+        head = programs.first_state(self.first_parameters(self.config.train.seed))
         for number in range(steps):
             # Batches that the training itself does not draw.
             head, values = programs.step(head, self.batch(self.config.train.steps + number))
@@ -128,14 +125,14 @@ class MlmRun(LanguageModelRun):
                 self.use.write(folder)
 
 
-def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:
-    """Return the compiled programs of a run whose encoder has this shape."""
+def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh, *, frozen: tuple[str, ...] = ()) -> TokenPrograms:
+    """Return the compiled programs of a run whose encoder has this shape; `frozen` as of `TokenPrograms`."""
     loss = masked_lm_loss(bert, config.dtype)
 
     def params() -> Params:
         return define(lambda rngs: MaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
 
-    return TokenPrograms.of(config, loss, params, mesh, chunk=config.chunk, dropout=config.dropout > 0)
+    return TokenPrograms(config, loss, params, mesh, chunk=config.chunk, dropout=config.dropout > 0, frozen=frozen)
 
 
 def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> MaskedLmShape:

@@ -52,7 +52,7 @@ class PassageLmRun(LanguageModelRun):
         self.examples = Examples(config, data)
         pairs = [self.examples.pairs, self.examples.questions, self.examples.question_lengths]
         read = {"encoder": fingerprint(self.start), "pairs": fingerprint(pairs)}
-        super().__init__(config, mesh, programs, data, read)
+        super().__init__(programs, data, read)
 
     def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:
         """See `Examples.batch`."""
@@ -84,7 +84,7 @@ class PassageLmRun(LanguageModelRun):
                 examples, RankedQuestions(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g))
             )
 
-        return passage_lm_programs(config, t5, T5_PROMPT, mesh).outline(config, config.data.held_out, batch)
+        return passage_lm_programs(config, t5, T5_PROMPT, mesh).outline(config.data.held_out, batch)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Write a Hugging Face folder (T5ForConditionalGeneration)."""
@@ -118,7 +118,7 @@ def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt
         ranked_temperature=config.ranked_temperature,
         ranked_weight=config.ranked_weight,
     )
-    return TokenPrograms.of(config, loss, lambda: define(lambda rngs: T5Model(shape, rngs=rngs))[1], mesh)
+    return TokenPrograms(config, loss, lambda: define(lambda rngs: T5Model(shape, rngs=rngs))[1], mesh)
 
 
 def target_width(config: PassageLmConfig, start: int) -> int:

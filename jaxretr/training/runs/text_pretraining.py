@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from jaxretr.config import Config, PretrainData
@@ -17,16 +16,14 @@ from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer, tokenizer_fingerprint
 from jaxretr.data.training_set import read_passages
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.backbones.partition import partition
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UserError
-from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training import optim
 from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
 from jaxretr.training.runs.run_inputs import Inputs
-from jaxretr.training.runs.whole_corpus import abstract_train_state, put_batch
+from jaxretr.training.runs.whole_corpus import abstract_train_state, initial_state, put_batch
 from jaxretr.training.state import StepNumbers, TrainState
 from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
 
@@ -71,23 +68,18 @@ class TextData:
         return (f"{passage.title} {passage.text}" for passage in list(self.corpus)[::every])
 
 
-class TokenPrograms(NamedTuple):
-    """The compiled programs of a run without a corpus on the devices: of a language model, or of a cross-encoder."""
+class TokenPrograms:
+    """The compiled programs of a run without a corpus on the devices: of a language model, or of a cross-encoder.
 
-    mesh: Mesh
-    params: Callable[[], Params]
-    """Returns the shapes of the parameters."""
-    loss: SumLoss
-    optimizer: optax.GradientTransformation
-    step: Callable[..., Any]
-    """The training step, from `make_token_step`."""
-    evaluation: Callable[..., Any]
-    """The held-out loss, from `make_token_loss`."""
-    frozen: tuple[str, ...]
-    """Names of the branches of the parameters that are not trained."""
+    Attributes:
+      loss: sum of the losses of a batch.
+      optimizer: optimizer of the trained parameters.
+      step: the training step, from `make_token_step`.
+      evaluation: the held-out loss, from `make_token_loss`.
+    """
 
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         config: Config,
         loss: SumLoss,
         params: Callable[[], Params],
@@ -96,7 +88,7 @@ class TokenPrograms(NamedTuple):
         chunk: int | None = None,
         dropout: bool = False,
         frozen: tuple[str, ...] = (),
-    ) -> "TokenPrograms":
+    ):
         """Build the programs.
 
         Args:
@@ -108,25 +100,34 @@ class TokenPrograms(NamedTuple):
           dropout: whether the loss is given keys in training.
           frozen: names of branches of the parameters that are not trained.
         """
-        optimizer = optim.build(config.optimizer, config.train.steps)
-        step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout=dropout)
-        return TokenPrograms(mesh, params, loss, optimizer, step, make_token_loss(loss, mesh), frozen)
+        self.config, self.mesh, self.loss, self._params, self._frozen = config, mesh, loss, params, frozen
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        self.step = make_token_step(loss, self.optimizer, mesh, chunk=chunk, dropout=dropout)
+        self.evaluation = make_token_loss(loss, mesh)
+
+    def first_state(self, params: Params) -> TrainState:
+        """Return the state before the first step, with these parameters."""
+        numbers = StepNumbers.of(self.config)
+        return initial_state(params, self.optimizer, self.mesh, self._frozen, numbers=numbers)
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state."""
-        return abstract_train_state(self.params(), self.optimizer, self.mesh, self.frozen)
+        return abstract_train_state(self._params(), self.optimizer, self.mesh, self._frozen)
 
-    def outline(self, config: Config, held_out: int, batch: Callable[[int, bool], Any]) -> Outline:
+    def evaluation_rows(self, held_out: int) -> int:
+        """Return how many of so many held-out passages the evaluation takes at once; 0 if there is none."""
+        return min(self.config.train.batch_size, held_out // self.mesh.shape[DATA] * self.mesh.shape[DATA])
+
+    def outline(self, held_out: int, batch: Callable[[int, bool], Any]) -> Outline:
         """Return all programs of the run, and the shapes of their arguments.
 
         Args:
-          config: config of the run.
           held_out: number of passages that it is evaluated on; 0: none.
           batch: (rows, whether for training) -> the shapes of a batch of so many.
         """
         state = self.abstract_state()
-        planned = [training_step(self.step, (state, batch(config.train.batch_size, True)), of_state(state))]
-        if size := evaluation_rows(config, held_out, self.mesh):
+        planned = [training_step(self.step, (state, batch(self.config.train.batch_size, True)), of_state(state))]
+        if size := self.evaluation_rows(held_out):
             rows = batch(size, False)
             groups = {PARAMETERS: state.params, BATCH: rows}
             what = f"for every {size} held-out passages"
@@ -134,22 +135,16 @@ class TokenPrograms(NamedTuple):
         return Outline(planned, of_state(state))
 
 
-def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
-    """Return the number of held-out passages that the evaluation takes at once; 0 if there is no evaluation."""
-    return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
-
-
 class TokenRun:
     """A run without a corpus on the devices, as the training program calls it: a state, a step, batches.
 
     Args:
-      config: config of the run.
-      mesh: the devices.
       programs: the run's programs.
     """
 
-    def __init__(self, config: Any, mesh: Mesh, programs: TokenPrograms):
-        self.config, self.mesh, self.programs = config, mesh, programs
+    def __init__(self, programs: TokenPrograms):
+        self.config: Any = programs.config
+        self.mesh, self.programs = programs.mesh, programs
         self.made = MadeAhead(self._on_host)
 
     def first_parameters(self, seed: int) -> Params:
@@ -162,9 +157,7 @@ class TokenRun:
 
     def init(self) -> TrainState:
         """Return the state before the first step."""
-        trained, kept = partition(self.first_parameters(self.config.train.seed), self.programs.frozen)
-        state = TrainState.create(trained, self.programs.optimizer, kept, StepNumbers.of(self.config))
-        return sharding.put(state, self.mesh)
+        return self.programs.first_state(self.first_parameters(self.config.train.seed))
 
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state, for reading a checkpoint."""
@@ -187,19 +180,15 @@ class LanguageModelRun(TokenRun):
     """A run on texts alone, with a held-out loss.
 
     Args:
-      config: config of the run.
-      mesh: the devices.
       programs: the run's programs.
       data: the passages.
       further_inputs: fingerprints of everything else that the run reads, by the names in run_inputs.py.
     """
 
-    def __init__(
-        self, config: Config, mesh: Mesh, programs: TokenPrograms, data: TextData, further_inputs: dict[str, str]
-    ):
-        super().__init__(config, mesh, programs)
-        self.data, self.further_inputs = data, further_inputs
-        self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+    def __init__(self, programs: TokenPrograms, data: TextData, further_inputs: dict[str, str]):
+        super().__init__(programs)
+        self.data, self.further_inputs, train = data, further_inputs, programs.config.train
+        self.batches = QuestionBatches(len(data.training), train.batch_size, train.seed)
 
     def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> Any:
         """Return a batch of some rows of the corpus as numpy arrays: for training or, with a fixed `rng`, held out."""
@@ -216,7 +205,7 @@ class LanguageModelRun(TokenRun):
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Return the held-out tokens' mean negative log-probability, in nats, and its exponential; {} without any."""
-        size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
+        size = self.programs.evaluation_rows(len(self.data.held_out))
         if not size:
             return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
