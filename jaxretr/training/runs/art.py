@@ -125,7 +125,7 @@ class ArtRun(CorpusRun):
         ask = None
         if texts.by_teacher:
             ask = make_ask(self.program.teaching, self.scorer_params, self.scorer_passages, asked[-1], mesh)
-        self.evaluate_on(texts.dev, self.corpus, ask)
+        self.evaluate_on(self.dev_set(texts.dev, self.corpus, ask=ask))
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import ContrastiveConfig, Encoder, Joint, of_set
-from jaxretr.data.corpus import Corpus, content_fingerprint
+from jaxretr.data.corpus import content_fingerprint
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.losses.contrastive import contrastive_losses
@@ -38,7 +38,7 @@ from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.validation import ValidationSet
-from jaxretr.training.runs.whole_corpus import CorpusPart, DevSet, Judged, token_rows
+from jaxretr.training.runs.whole_corpus import token_rows
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
 from jaxretr.training.steps.contrastive import make_step
 
@@ -80,11 +80,11 @@ class ContrastiveRun(CorpusRun):
         if self.mixture.mixes:
             row_sets = self.mixture.row_sets(mesh, self.whole.rows)
             self.passages = dataclasses.replace(self.passages, sets=row_sets)
-            self.evaluate_with(self.mixture.dev_sets(self._dev_set, row_sets, self.model))
+            self.evaluate_on(self.mixture.dev_sets(self.dev_set, row_sets, self.model))
             if twice := self.suites.names & {each.name for each in members}:
                 raise UsageError(f"train.suites: '{min(twice)}' is also a set of data.mixture; rename one of them")
         else:
-            self.evaluate_on(*self.examples.evaluated_on(config.data, self.corpus_rows))
+            self.evaluate_on(self.dev_set(*self.examples.evaluated_on(config.data, self.corpus_rows)))
         self._since = dict[str, list[jax.Array]]()
         self.validation = None
         if self.examples.dev is not None:
@@ -129,9 +129,6 @@ class ContrastiveRun(CorpusRun):
                 made.append((program, make_step(program, self.programs.optimizer, self.mesh)))
             steps.append(next(step for known, step in made if known == program))
         return steps
-
-    def _dev_set(self, judged: Judged | None, corpus: Corpus, part: CorpusPart) -> DevSet:
-        return DevSet(judged, corpus, self.model, self.mesh, self.stores, self.config.typos, part)
 
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:

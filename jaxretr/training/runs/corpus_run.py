@@ -19,8 +19,9 @@ from jaxretr.training.runs.agreement import AgreementSet, Ask
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
 from jaxretr.training.runs.encoder_start import JointModel, load_model
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
-from jaxretr.training.runs.suites import Suites, evaluation_of
+from jaxretr.training.runs.suites import Suites
 from jaxretr.training.runs.whole_corpus import (
+    CorpusPart,
     DevSet,
     Judged,
     passage_store,
@@ -32,8 +33,7 @@ from jaxretr.training.steps.score_table import TableState
 
 
 class CorpusRun:
-    """A run with a corpus on the devices. A subclass reads its data, then calls `put_passages`, and `evaluate_on` or
-    `evaluate_with`.
+    """A run with a corpus on the devices. A subclass reads its data, then calls `put_passages` and `evaluate_on`.
 
     Attributes:
       model: the model that the run begins with.
@@ -74,15 +74,14 @@ class CorpusRun:
         self.programs = CorpusPrograms(self.config, self.program, make_step, self.model, self.store, self.mesh)
         self.whole, self.codes = self.programs.whole, self.programs.codes
 
-    def evaluate_on(self, judged: Judged | None, corpus: Corpus, ask: Ask | None = None) -> None:
-        """Tokenise the dev questions, if there are any, which are searched for in `corpus`, and the suites.
-
-        With `ask`, a teacher judges what is found.
-        """
+    def dev_set(
+        self, judged: Judged | None, corpus: Corpus, part: CorpusPart | None = None, ask: Ask | None = None
+    ) -> DevSet:
+        """Tokenise dev questions, if there are any, as a `DevSet`; with `ask`, a teacher judges what is found."""
         make = DevSet if ask is None else partial(AgreementSet, ask)
-        self.evaluate_with(make(judged, corpus, self.model, self.mesh, self.stores, self.config.typos))
+        return make(judged, corpus, self.model, self.mesh, self.stores, self.config.typos, part)
 
-    def evaluate_with(self, dev: DevSet) -> None:
+    def evaluate_on(self, dev: DevSet) -> None:
         """Set the dev questions, and tokenise the suites."""
         config, mesh = self.config, self.mesh
         self.dev = dev
@@ -156,7 +155,8 @@ class CorpusRun:
 
     def evaluated(self) -> str:
         """Return a text for the log that names the dev questions, the corpus, and the suites."""
-        return evaluation_of(self.dev, self.whole, self.suites)
+        dev, passages = self.dev.questions, self.whole.store.num_rows
+        return ", ".join(filter(None, [f"{len(dev)} questions, {passages} passages" if dev else "", self.suites.size]))
 
     def save_model(self, state: RunState, folder: Path) -> None:
         """Write the model's folder."""

@@ -119,12 +119,6 @@ def shared_means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in shared}
 
 
-def evaluation_of(dev: DevSet, whole: WholeCorpus, suites: Suites) -> str:
-    """Return a text for the log that says which data an evaluation by searching reads; empty if none."""
-    questions = f"{len(dev.questions)} questions, {whole.store.num_rows} passages" if dev.questions else ""
-    return ", ".join(filter(None, [questions, suites.size]))
-
-
 def suites_of(suites: Sequence[str]) -> dict[str, list[DataSet]]:
     """Return {suite's name: its collections}; the name is the last part of a name, or a folder's own.
 
