@@ -1,6 +1,8 @@
 """Checkpoints of a run; the only file that knows Orbax."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -103,14 +105,10 @@ class Checkpoints:
           UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
         """
         step = self.latest if step is None else step
-        try:
+        with self._explained(step):
             saved = self._checkpointer.metadata(step).metadata
             if not jax.tree.leaves(saved):
                 raise ValueError("its list of arrays is damaged")
-        except Exception as error:  # Orbax's and tensorstore's own, several kinds.
-            if is_of_collective(error) or isinstance(error, MemoryError):
-                raise
-            raise self._unreadable(step, error) from error
         like = _with_numbers(_without_newer_fields(saved, like), None)
         differences = _differences(saved, like)
         if differences:
@@ -119,12 +117,8 @@ class Checkpoints:
                 f"{f' and {len(differences) - 1} more' if len(differences) > 1 else ''}; "
                 "use the config it was made with, or another workdir="
             )
-        try:
+        with self._explained(step):
             return _with_numbers(self._load(step, saved, like), self.config)
-        except Exception as error:
-            if is_of_collective(error) or isinstance(error, MemoryError):
-                raise
-            raise self._unreadable(step, error) from error
 
     def _load(self, step: int | None, saved: Any, like: Any) -> Any:
         """Read the arrays in the form that they were saved in; `like` may have places for None that older ones lack."""
@@ -148,7 +142,7 @@ class Checkpoints:
           UserError: the checkpoint cannot be read.
         """
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        try:
+        with self._explained(step):
             saved = self._checkpointer.metadata(step).metadata.get(name)
             if not jax.tree.leaves(saved):
                 return None
@@ -156,10 +150,6 @@ class Checkpoints:
             loading = ocp.options.PyTreeOptions.Loading(partial_load=True)
             with ocp.Context(pytree_options=ocp.options.PyTreeOptions(loading=loading)):
                 return self._checkpointer.load(step, {name: like})[name]
-        except Exception as error:  # Orbax's and tensorstore's own, several kinds.
-            if is_of_collective(error) or isinstance(error, MemoryError):
-                raise
-            raise self._unreadable(step, error) from error
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
@@ -184,13 +174,21 @@ class Checkpoints:
         if self._seals is not None:
             self._seals.seal(self.steps)
 
-    def _unreadable(self, step: int | None, error: Exception) -> UserError:
-        remedy = (
-            "see that the bucket can be reached, and run the same command again"
-            if self._remote
-            else "move that folder away to resume from the checkpoint before it"
-        )
-        return UserError(f"{self._checkpointer.directory}/{step}: cannot be read ({reason(error)}); {remedy}")
+    @contextlib.contextmanager
+    def _explained(self, step: int | None) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Orbax's and tensorstore's own, several kinds.
+            if is_of_collective(error) or isinstance(error, MemoryError):
+                raise
+            remedy = (
+                "see that the bucket can be reached, and run the same command again"
+                if self._remote
+                else "move that folder away to resume from the checkpoint before it"
+            )
+            raise UserError(
+                f"{self._checkpointer.directory}/{step}: cannot be read ({reason(error)}); {remedy}"
+            ) from error
 
     def _disk_error(self, error: Exception) -> UserError:
         if is_of_collective(error):
