@@ -165,7 +165,7 @@ class CorpusPrograms:
         if live:
             return [search]
         if self.program.encoder.sparse:
-            rows = jax.ShapeDtypeStruct((self.whole.sparse_batch,), jnp.int32)
+            rows = jax.ShapeDtypeStruct((self.whole.block_rows,), jnp.int32)
             groups = {**_weights(state), TOKENS: self.whole.passages}
             encode = "encode", f"for every {rows.size} passages of an evaluation", self.whole.embed_rows
             asked = state.weights, questions.tokens, questions.lengths

@@ -33,7 +33,7 @@ from jaxretr.training.state import ProductCodes, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.training.steps.index_aware import loss_on_index
 
-# Number of rows that each device embeds, and of questions that are ranked, at a time.
+# Number of questions that each device embeds, and that are ranked, at a time.
 _ROWS = 64
 
 
@@ -76,8 +76,6 @@ class ValidationSet:
         self._known = _known(examples, text_ids, judged=program.negatives.mask_known_positives)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
-        self._embed_questions = whole.embed_questions
-        self._embed_rows = whole.embed_rows
         self._count_above = _make_count_above(mesh)
         self._loss_of_batch = _make_loss(program)
 
@@ -87,7 +85,8 @@ class ValidationSet:
         `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
         `mrr` is the mean of 1 / rank there, counted from 1.
         """
-        questions, passages = self._question_embeddings(train.weights), self._passage_embeddings(train.weights)
+        questions = self._question_embeddings(train.weights)
+        passages = np.concatenate(list(self.whole.embedded(train.weights, self._embedded)))
         above = self._above(questions, passages)
         return {
             "loss": self._loss(questions, passages, train.codes),
@@ -124,24 +123,13 @@ class ValidationSet:
             above.append(np.asarray(self._count_above(pool, q, place, len(passages)))[:count])
         return np.concatenate(above).astype(np.int64)
 
-    # ---- embeddings --------------------------------------------------------------------------------------------------
-
     def _question_embeddings(self, params: Params) -> np.ndarray:
         batch = _ROWS * self.mesh.shape[DATA]
         found = []
         for start in range(0, len(self.examples), batch):
             rows = self._rows.padded(start, start + batch, width_of(self._rows))
-            found.append(np.asarray(self._embed_questions(params, *put_batch(self.mesh, rows))))
+            found.append(np.asarray(self.whole.embed_questions(params, *put_batch(self.mesh, rows))))
         return np.concatenate(found)[: len(self.examples)]
-
-    def _passage_embeddings(self, params: Params) -> np.ndarray:
-        batch = _ROWS * self.mesh.shape[DATA]
-        found = []
-        for start in range(0, len(self._embedded), batch):
-            rows = np.full(batch, NO_PASSAGE, np.int32)
-            rows[: min(batch, len(self._embedded) - start)] = self._embedded[start : start + batch]
-            found.append(np.asarray(self._embed_rows(params, self.whole.passages, rows)))
-        return np.concatenate(found)[: len(self._embedded)]
 
 
 def _known(examples: TrainingSet, text_ids: np.ndarray, *, judged: bool) -> np.ndarray:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 EVALUATED_DEPTH = 100
 EVALUATION_BATCH = 128
-# Passages of a sparse encoder that each device encodes at a time, with all dimensions.
+# Passages that each device encodes at a time where they go to the host, with all dimensions.
 SPARSE_ROWS = 64
 
 
@@ -136,20 +136,21 @@ class WholeCorpus:
             return self.encode(train)
         from jaxretr.indexes.exact.sparse import SparseIndexes
 
-        return SparseIndexes(self._sparse_rows(train), self.program.encoder.embedding_size)
+        blocks = self.embedded(train.weights, np.arange(self.program.corpus_rows))
+        return SparseIndexes(map(SparseRows.of, blocks), self.program.encoder.embedding_size)
 
     @property
-    def sparse_batch(self) -> int:
-        """Number of passages of a sparse encoder that are encoded at a time."""
+    def block_rows(self) -> int:
+        """Number of passages that `embedded` encodes at a time."""
         return SPARSE_ROWS * self.mesh.shape[DATA]
 
-    def _sparse_rows(self, train: TrainState) -> Iterator[SparseRows]:
-        batch, count = self.sparse_batch, self.program.corpus_rows
-        for start in range(0, count, batch):
-            rows = np.full(batch, NO_PASSAGE, np.int32)
-            rows[: min(batch, count - start)] = np.arange(start, min(start + batch, count))
-            vectors = np.asarray(self.embed_rows(train.weights, self.passages, rows))
-            yield SparseRows.of(vectors[: count - start])
+    def embedded(self, params: Params, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the embeddings of passages, block by block, float32 [block, D]; `rows` are theirs, integers [n]."""
+        size = self.block_rows
+        for start in range(0, len(rows), size):
+            block = rows[start : start + size]
+            filled = np.pad(block, (0, size - len(block)), constant_values=NO_PASSAGE).astype(np.int32)
+            yield np.asarray(self.embed_rows(params, self.passages, filled))[: len(block)]
 
     def find(
         self,
