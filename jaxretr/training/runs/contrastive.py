@@ -95,7 +95,6 @@ class ContrastiveRun(CorpusRun):
                 self.model,
                 self.program,
                 self.whole,
-                mesh,
                 self.stores,
             )
         note(

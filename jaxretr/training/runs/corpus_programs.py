@@ -93,7 +93,7 @@ class CorpusPrograms:
         self.frozen = frozen_branches(config.encoder, config.joint, model.config)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.step = make_step(program, self.optimizer, mesh)
-        self.whole = WholeCorpus(store, program, mesh, config.index.dtype)
+        self.whole = WholeCorpus(store, program, mesh)
         self.codes = IndexCodes(program, mesh, program.corpus_rows or store.num_rows)
 
     def first_state(self, model: Model) -> TrainState:

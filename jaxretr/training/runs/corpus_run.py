@@ -79,13 +79,12 @@ class CorpusRun:
     ) -> DevSet:
         """Tokenise dev questions, if there are any, as a `DevSet`; with `ask`, a teacher judges what is found."""
         make = DevSet if ask is None else partial(AgreementSet, ask)
-        return make(judged, corpus, self.model, self.mesh, self.stores, self.config.typos, part)
+        return make(judged, corpus, self.model, self.stores, self.config.typos, part)
 
     def evaluate_on(self, dev: DevSet) -> None:
         """Set the dev questions, and tokenise the suites."""
-        config, mesh = self.config, self.mesh
-        self.dev = dev
-        self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, self.stores)
+        config, self.dev = self.config, dev
+        self.suites = Suites(config.train.suites, self.model, self.program, self.mesh, self.stores)
         self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 
     # ---- of the subclass ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 
-from jaxretr.config import LiveIndex, Typos
+from jaxretr.config import Typos
 from jaxretr.data.readers import read_beir
 from jaxretr.data.source import source_of
 from jaxretr.data.token_store import TokenStore
@@ -46,16 +46,13 @@ class Suites:
     of a collection of a suite with several SUITE/COLLECTION:METRIC.
     """
 
-    def __init__(
-        self, suites: Sequence[str], model: Model, program: IndexProgram, index: LiveIndex, mesh: Mesh, stores: Path
-    ):
+    def __init__(self, suites: Sequence[str], model: Model, program: IndexProgram, mesh: Mesh, stores: Path):
         """Read and tokenise the collections.
 
         Args:
           suites: names or folders, as `train.suites` gives them.
           model: model with the tokenizer, templates and lengths.
           program: constants of the run, whose encoding and search are compiled again for each collection's size.
-          index: settings of the run's index, whose type of embeddings is used.
           mesh: the devices, which share each collection's rows.
           stores: folder of the token stores.
 
@@ -70,10 +67,10 @@ class Suites:
                 beir = read_beir(one.folder, one.split)
                 store = passage_store(model, beir.corpus, stores)
                 sized = dataclasses.replace(program, corpus_rows=len(beir.corpus), passage_widths=widths_of(store))
-                whole = WholeCorpus(store, sized, mesh, index.dtype)
+                whole = WholeCorpus(store, sized, mesh)
                 judged = Judged(beir.questions, beir.qrels, str(one.folder))
                 # The questions unchanged, also in runs that train for typos.
-                dev = DevSet(judged, beir.corpus, model, mesh, stores, Typos())
+                dev = DevSet(judged, beir.corpus, model, stores, Typos())
                 self._members[suite].append(_Member(one.name, store, whole, dev))
                 note(
                     log.info,

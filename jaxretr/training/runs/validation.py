@@ -48,10 +48,9 @@ class ValidationSet:
         model: Model,
         program: ContrastiveProgram,
         whole: WholeCorpus,
-        mesh: Mesh,
         stores: Path,
     ):
-        self.config, self.examples, self.program, self.whole, self.mesh = config, examples, program, whole, mesh
+        self.config, self.examples, self.whole = config, examples, whole
         self._rows = question_store(stores, examples.texts, model)
         # All rows are text ids, the first row with a title and text: each passage counts once, and no copy of a question's
         # own passage can push it down.
@@ -76,7 +75,7 @@ class ValidationSet:
         self._known = _known(examples, text_ids, judged=program.negatives.mask_known_positives)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
-        self._count_above = _make_count_above(mesh)
+        self._count_above = _make_count_above(whole.mesh)
         self._loss_of_batch = _make_loss(program)
 
     def metrics(self, train: TrainState) -> dict[str, float]:
@@ -109,9 +108,9 @@ class ValidationSet:
         """Count the pool passages that rank above each question's first positive, int64 [n]; lower rows win ties."""
         # Embeddings of the pool, float32 [rows, D], padded for the devices; each question's positive in it, [n].
         passages = passages[np.searchsorted(self._embedded, self._pool)]
-        devices = self.mesh.shape[DATA]
+        devices = self.whole.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices
-        pool = put_rows(self.mesh, passages, (rows, passages.shape[1]), np.float32)
+        pool = put_rows(self.whole.mesh, passages, (rows, passages.shape[1]), np.float32)
         places = np.searchsorted(self._pool, self._own[:, 0])
         above = []
         for start in range(0, len(questions), _ROWS):
@@ -124,11 +123,11 @@ class ValidationSet:
         return np.concatenate(above).astype(np.int64)
 
     def _question_embeddings(self, params: Params) -> np.ndarray:
-        batch = _ROWS * self.mesh.shape[DATA]
+        batch = _ROWS * self.whole.mesh.shape[DATA]
         found = []
         for start in range(0, len(self.examples), batch):
             rows = self._rows.padded(start, start + batch, width_of(self._rows))
-            found.append(np.asarray(self.whole.embed_questions(params, *put_batch(self.mesh, rows))))
+            found.append(np.asarray(self.whole.embed_questions(params, *put_batch(self.whole.mesh, rows))))
         return np.concatenate(found)[: len(self.examples)]
 
 

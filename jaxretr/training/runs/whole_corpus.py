@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxretr.config import DevData, Dtype, PairEncoder, Typos
+from jaxretr.config import DevData, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
@@ -73,7 +73,7 @@ class WholeCorpus:
       passages: their tokens; in a plan, the shapes of these.
     """
 
-    def __init__(self, store: TokenStore | EstimatedRows, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
+    def __init__(self, store: TokenStore | EstimatedRows, program: IndexProgram, mesh: Mesh):
         """Put the passages on the devices.
 
         Args:
@@ -81,14 +81,13 @@ class WholeCorpus:
             fetched by row but never found by a search.
           program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
-          index_dtype: type of the index's embeddings.
         """
         self.mesh, self.store = mesh, store
         self.rows = rows = padded_rows(store.num_rows, mesh)
         self.passages = corpus_tokens(store, rows, mesh)
         size = program.encoder.embedding_size
         self._new_index = jax.jit(
-            lambda: CorpusState(jnp.zeros((rows, size), index_dtype), jnp.zeros(rows, jnp.int32)),
+            lambda: CorpusState(jnp.zeros((rows, size), program.index.dtype), jnp.zeros(rows, jnp.int32)),
             out_shardings=NamedSharding(mesh, sharding.ROWS),
         )
         self.refresh_program = make_refresh(program, mesh)
@@ -243,7 +242,6 @@ class DevSet:
         judged: Judged | None,
         corpus: Corpus,
         model: Model,
-        mesh: Mesh,
         stores: Path,
         typos: Typos,
         part: CorpusPart | None = None,
@@ -256,7 +254,7 @@ class DevSet:
         Raises:
           UserError: judgements of another corpus.
         """
-        self.questions, self.qrels, self.corpus, self.mesh, self.part = [], None, corpus, mesh, part
+        self.questions, self.qrels, self.corpus, self.part = [], None, corpus, part
         if judged is None:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
@@ -299,13 +297,13 @@ class DevSet:
     def _of_rows(
         self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: "CorpusState | SparseIndexes"
     ) -> dict[str, float]:
-        batch = evaluation_batch(self.mesh)
+        batch = evaluation_batch(whole.mesh)
         # One more hit, to replace a question that is itself a passage.
         deeper, found = bool((self._own >= 0).any()), []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
             allowed = None if self.part is None else self.part.allowed
-            asked = TokenRows(*put_batch(self.mesh, rows))
+            asked = TokenRows(*put_batch(whole.mesh, rows))
             found.append(whole.find(train, index, asked, allowed, deeper=deeper))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         rows = np.where(rows == NO_ROW, -1, rows - (0 if self.part is None else self.part.first))
