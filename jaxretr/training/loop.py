@@ -54,7 +54,7 @@ from jaxretr.training.profiling import StepTrace, Stopwatch
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.outline import Outline
 from jaxretr.training.runs.run_inputs import Inputs, at_new_paths, check_inputs, with_own_parts, write_inputs
-from jaxretr.training.trackers.opening import check_installed, open_trackers
+from jaxretr.training.trackers.background import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,13 @@
-"""A tracker whose failures and delays never reach the training run."""
+"""The services of a config's `tracking.to`, whose failures and delays never reach the training run."""
 
 import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from jaxretr.config import Config
+from jaxretr.runtime.errors import import_extra
 from jaxretr.training.trackers.tracker import Outcome, Tracker
 
 log = logging.getLogger(__name__)
@@ -14,6 +17,53 @@ _WAITING = 10_000
 
 # Seconds that the end of a run waits for these reports.
 _CLOSE_SECONDS = 90.0
+
+
+def check_installed(config: Config) -> None:
+    """Import the packages of the trackers, before a run reads its data.
+
+    Raises:
+      UserError: one is not installed; the message names the extra.
+    """
+    for service in ("wandb", "mlflow"):
+        if service in config.tracking.to:
+            import_extra(service, service)
+
+
+def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
+    """Open the services that the config names; one that cannot be opened is left out with a warning.
+
+    Args:
+      folder: the run's folder, which keeps the ids for resuming.
+      config: config of the run.
+      shown: the folder as the user named it; its last part is in the tracked run's name, unless the config has one.
+    """
+    name = config.tracking.name or f"{config.name} {Path(shown).name}"
+    found: list[Tracker] = []
+    for service in config.tracking.to:
+        try:
+            found.append(Background(service, _open(service, folder, config, name)))
+        except Exception as error:  # No login, no network, a server that is down: the run needs none of these.
+            _note_failure(service, _reason(error))
+    return found
+
+
+def _open(service: str, folder: Path, config: Config, name: str) -> Tracker:
+    if service == "wandb":
+        from jaxretr.training.trackers.weights_and_biases import WeightsAndBiases
+
+        return WeightsAndBiases(folder, config, name)
+    from jaxretr.training.trackers.mlflow import MLflow
+
+    return MLflow(folder, config, name)
+
+
+def _note_failure(service: str, why: str) -> None:
+    log.warning("%s: %s; the run goes on without it (metrics.jsonl has every value)", service, why)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class Background:
@@ -62,10 +112,10 @@ class Background:
             try:
                 call()
             except Exception as error:  # Whatever a service or its package raises is no reason to end a run.
-                self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                self._give_up(_reason(error))
                 return
 
     def _give_up(self, why: str) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            log.warning("%s: %s; the run goes on without it (metrics.jsonl has every value)", self.name, why)
+            _note_failure(self.name, why)
