@@ -250,11 +250,11 @@ def train(
 def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:
     """Return the config with the names of functions that were given in Python, by setting."""
     given = {setting: name_of(part, setting) for setting, part in parts.items() if part is not None}
-    if "contrastive.loss" in given and not isinstance(config, ContrastiveConfig):
-        raise UsageError(
-            f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
-        )
-    if "contrastive.loss" in given and isinstance(config, ContrastiveConfig):
+    if "contrastive.loss" in given:
+        if not isinstance(config, ContrastiveConfig):
+            raise UsageError(
+                f"loss: only contrastive runs take one, and {config.name} is another kind of run; leave it out"
+            )
         own = next((each.name for each in config.data.mixture if each.contrastive is not None), None)
         if own is not None:
             raise UsageError(
@@ -326,7 +326,8 @@ def _train(
             MetricsLog(workdir, start=start, total=config.train.steps, writes=writes, trackers=trackers) as metrics_log,
             contextlib.closing(trace),
         ):
-            values = last_values(workdir) if start else {}
+            lines = read_metrics(workdir) if start else []
+            values = {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
             if new:
                 if what := run.evaluated():
                     log.info("evaluating before the first step: %s", what)
@@ -430,7 +431,7 @@ def evaluate(
         run.save_model(state, workdir / "model")
         metrics_log.best(step, metrics)
         if writes:
-            write_best(workdir, best)
+            write_json(workdir / "best.json", best)
     return {**best, "latest": metrics}
 
 
@@ -454,18 +455,7 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
             remedy = f"; an equal {metric} is no gain: choose by another metric, such as train.best_metric={other}"
     log.warning("%s; %s is the model as it was before training%s", note, workdir / "model", remedy)
     if writes:
-        write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
-
-
-def write_best(workdir: Path, best: dict[str, Any]) -> None:
-    """Note the best evaluation so far."""
-    write_json(workdir / "best.json", best)
-
-
-def last_values(workdir: Path) -> dict[str, float]:
-    """The metrics of the last step that an earlier part of the run reported."""
-    lines = read_metrics(workdir)
-    return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
+        write_json(workdir / "best.json", {"step": best["step"], "figures": best["figures"], "note": note})
 
 
 def read_best(workdir: Path) -> dict[str, Any] | None:
