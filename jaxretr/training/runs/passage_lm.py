@@ -29,7 +29,7 @@ from jaxretr.training.runs.corpus_tokens import abstract_rows
 from jaxretr.training.runs.outline import T5_PROMPT, Outline
 from jaxretr.training.runs.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.training.state import TrainState
-from jaxretr.training.steps.passage_lm import Example, RankedQuestions, ScorerBatch, scorer_loss, thinned_windows
+from jaxretr.training.steps.passage_lm import Example, ScorerBatch, scorer_loss, thinned_windows
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,7 @@ class PassageLmRun(LanguageModelRun):
             g, c = config.ranked_questions, config.ranked_passages
             if not g or not training:
                 return ScorerBatch(examples, None)
-            return ScorerBatch(
-                examples, RankedQuestions(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g))
-            )
+            return ScorerBatch(examples, Example(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g)))
 
         return passage_lm_programs(config, t5, T5_PROMPT, mesh).outline(config.data.held_out, batch)
 
@@ -193,7 +191,7 @@ class Examples:
         passages = np.concatenate([chosen[:, 1:], np.stack(others)], axis=1)
         tokens, lengths = self.data.store.select(passages.reshape(-1), self.config.data.max_length)
         questions = chosen[:, 0]
-        ranked = RankedQuestions(
+        ranked = Example(
             tokens.reshape(*passages.shape, -1),
             lengths.reshape(passages.shape),
             self.questions[questions],

@@ -28,26 +28,18 @@ from jaxretr.training.steps.token_step import SumLoss
 class Example(NamedTuple):
     """A batch of token rows, each padded on the right, with its lengths."""
 
-    passages: np.ndarray  # [B, M]
-    passage_lengths: np.ndarray  # int32 [B]
+    passages: np.ndarray  # [B, M]; [G, C, M] of questions with C passages each
+    passage_lengths: np.ndarray  # int32 [B]; [G, C]
     targets: np.ndarray  # [B, T]
     target_lengths: np.ndarray  # int32 [B]
-
-
-class RankedQuestions(NamedTuple):
-    """Questions with several passages each, of which the first is their own."""
-
-    passages: np.ndarray  # [G, C, M]
-    passage_lengths: np.ndarray  # int32 [G, C]
-    targets: np.ndarray  # [G, T]
-    target_lengths: np.ndarray  # int32 [G]
 
 
 class ScorerBatch(NamedTuple):
     """Examples that a step learns from."""
 
     examples: Example
-    ranked: RankedQuestions | None
+    ranked: Example | None
+    """Questions with several passages each, of which the first is their own."""
 
 
 def scorer_loss(
