@@ -13,7 +13,8 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA, replicate, to_host
 from jaxretr.runtime.parallel.programs import device_jit
-from jaxretr.training.runs.whole_corpus import DevSet, put_batch, select
+from jaxretr.training.runs.corpus_tokens import width_of
+from jaxretr.training.runs.whole_corpus import DevSet, put_batch
 from jaxretr.training.state import CorpusTokens
 from jaxretr.training.steps.teaching import Questions, Teaching, teach
 
@@ -86,7 +87,7 @@ def make_ask(teaching: Teaching, params: Params, passages: CorpusTokens, targets
         # Empty places repeat the first question and its passages, which are asked for once.
         chosen = np.concatenate([numbers, np.full(size - len(numbers), numbers[0], np.int32)])
         asked = np.concatenate([rows, np.broadcast_to(rows[0], (size - len(rows), rows.shape[1]))])
-        tokens, lengths = select(targets, chosen)
+        tokens, lengths = targets.select(chosen, width_of(targets))
         questions = Questions(*put_batch(mesh, (chosen, tokens, lengths)))
         return to_host(scores(params, passages, replicate(mesh, asked), questions))[: len(rows)]
 

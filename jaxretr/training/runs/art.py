@@ -42,7 +42,7 @@ from jaxretr.training.runs.teacher_start import (
     teacher_shape,
 )
 from jaxretr.training.runs.teacher_table import check_made_of, made_of, read_table, table_maker
-from jaxretr.training.runs.whole_corpus import select, token_rows
+from jaxretr.training.state import TokenRows
 from jaxretr.training.steps.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.training.steps.score_table import TableState
 from jaxretr.training.steps.teacher_widths import TeacherWidths
@@ -191,8 +191,8 @@ class ArtRun(CorpusRun):
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
         given = None if self.given is None else self.given.rows(chosen, number)
-        targets, rows = select(self.target_rows, chosen), token_rows(forms)
-        arrays: Any = (tokens, lengths, *targets, chosen.astype(np.int32), rows, given)
+        targets: Any = self.target_rows.select(chosen, width_of(self.target_rows))
+        arrays: Any = (tokens, lengths, *targets, chosen.astype(np.int32), forms and TokenRows(*forms), given)
         return QuestionBatch(*arrays)
 
 

@@ -38,7 +38,7 @@ from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.validation import ValidationSet
-from jaxretr.training.runs.whole_corpus import token_rows
+from jaxretr.training.state import TokenRows
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
 from jaxretr.training.steps.contrastive import make_step
 
@@ -273,7 +273,7 @@ class ContrastiveRun(CorpusRun):
         sets = self.mixture.sets_of(chosen)
         guided = self.mixture.members[sets[0]].config.negatives.guide is not None
         guide = self.guide.questions[chosen] if self.guide is not None and guided else None
-        arrays: Any = (tokens, lengths, rows, self.draws.known(chosen), teacher, token_rows(forms), guide)
+        arrays: Any = (tokens, lengths, rows, self.draws.known(chosen), teacher, forms and TokenRows(*forms), guide)
         of_sets: Any = sets if self.mixture.mixes else None
         return ContrastiveBatch(*arrays, sets=of_sets)
 

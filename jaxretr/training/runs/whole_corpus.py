@@ -440,16 +440,6 @@ def question_store(stores: Path, texts: Sequence[str], model: Model, prompt: Pro
     )
 
 
-def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
-    return store.select(rows, width_of(store))
-
-
 def put_batch(mesh: Mesh, batch: Any) -> Any:
     """Put the arrays of a batch on the devices, split by row."""
     return jax.tree.map(lambda array: put_rows(mesh, array, array.shape, array.dtype), batch)
-
-
-def token_rows(forms: Any) -> TokenRows | None:
-    """Return the misspelt forms of a batch, tokens and lengths, as one value; None without any."""
-    return None if forms is None else TokenRows(*forms)
