@@ -1,6 +1,7 @@
 """A corpus's tokens on the devices without padding: copied there from a store, or their shapes in a plan."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -41,82 +42,59 @@ def corpus_tokens(store: TokenStore | EstimatedRows, rows: int, mesh: Mesh) -> C
     """
     if isinstance(store, EstimatedRows):
         return _shapes(store, rows, mesh)
-    layout = Layout(store.offsets, rows, width_of(store), mesh.shape[DATA])
+    devices, width, offsets = mesh.shape[DATA], width_of(store), store.offsets
+
+    def bounds_of(parts: int) -> np.ndarray:
+        # The first id of every part, and the end of the last, int64 [parts + 1]; rows without an offset are empty.
+        return offsets[np.minimum(np.arange(parts + 1) * (rows // parts), len(offsets) - 1)]
+
+    parts, length = _parts(devices, width, lambda parts: int(np.diff(bounds_of(parts)).max()))
+    bounds, rows_of_part = bounds_of(devices * parts), rows // (devices * parts)
 
     def flat(start: int, stop: int) -> np.ndarray:
-        part = start // layout.length  # A device asks only for its own part.
-        return store.ids[layout.bounds[part] : layout.bounds[part + 1]]
+        part = start // length  # A device asks only for its own part.
+        return store.ids[bounds[part] : bounds[part + 1]]
 
     def table(start: int, stop: int) -> np.ndarray:
-        filled = np.zeros((stop - start, layout.length), store.dtype)
+        filled = np.zeros((stop - start, length), store.dtype)
         for row, part in zip(filled, range(start, stop), strict=True):
-            ids = store.ids[layout.bounds[part] : layout.bounds[part + 1]]
+            ids = store.ids[bounds[part] : bounds[part + 1]]
             row[: len(ids)] = ids
         return filled
 
+    def starts(start: int, stop: int) -> np.ndarray:
+        present = np.arange(start, min(stop, len(offsets) - 1))
+        return (offsets[present] - bounds[present // rows_of_part]).astype(np.int32)
+
     return CorpusTokens(
-        put_rows(mesh, flat if layout.parts == 1 else table, layout.shape, store.dtype),
-        put_rows(mesh, layout.offsets, (rows,), np.int32),
+        put_rows(mesh, flat if parts == 1 else table, _ids_shape(devices, parts, length), store.dtype),
+        put_rows(mesh, starts, (rows,), np.int32),
         put_rows(mesh, store.lengths, (rows,), np.int32),
-        layout.width,
+        width,
     )
 
 
-class Layout:
-    """Layout of the ids of rows on the devices (`CorpusTokens`).
-
-    Attributes:
-      width: number of columns that hold the longest row.
-      parts: S, the number of parts of a device.
-      length: M, the number of ids of a part.
-      bounds: the first id of every part, and the end of the last, int64 [devices * S + 1].
-      shape: shape of the array of ids.
-    """
-
-    def __init__(self, offsets: np.ndarray, rows: int, width: int, devices: int):
-        """Divide the rows into parts.
-
-        Args:
-          offsets: start of each row among the ids, and the end of the last, int64 [up to N + 1].
-          rows: N; rows without an offset are empty.
-          width: number of columns that hold the longest row.
-          devices: number of devices that share the rows.
-        """
-        self._offsets, self.width, self.parts = offsets, width, 1
-        while not self._cut(rows, devices):
-            self.parts *= 2
-        self.shape = _ids_shape(devices, self.parts, self.length)
-
-    def _cut(self, rows: int, devices: int) -> bool:
-        parts = devices * self.parts
-        self._rows = rows // parts
-        self.bounds = self._offsets[np.minimum(np.arange(parts + 1) * self._rows, len(self._offsets) - 1)]
-        self.length = _part_length(int(np.diff(self.bounds).max()), self.width)
-        return self.length <= _MOST_IDS
-
-    def offsets(self, start: int, stop: int) -> np.ndarray:
-        """Return the start of rows in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
-        present = np.arange(start, min(stop, len(self._offsets) - 1))
-        return (self._offsets[present] - self.bounds[present // self._rows]).astype(np.int32)
-
-
 def _shapes(store: EstimatedRows, rows: int, mesh: Mesh) -> CorpusTokens:
-    width, devices, parts = columns(store.longest), mesh.shape[DATA], 1
-    ids = store.mean * store.num_rows
-    while (length := _part_length(math.ceil(ids / (devices * parts)), width)) > _MOST_IDS:
-        parts *= 2
+    width, devices, ids = columns(store.longest), mesh.shape[DATA], store.mean * store.num_rows
+    parts, length = _parts(devices, width, lambda parts: math.ceil(ids / parts))
     numbers = abstract_rows(mesh, np.int32, rows)
     return CorpusTokens(abstract_rows(mesh, store.dtype, *_ids_shape(devices, parts, length)), numbers, numbers, width)
+
+
+def _parts(devices: int, width: int, fullest: Callable[[int], int]) -> tuple[int, int]:
+    """Return S, the number of parts that the ids of a device are in, and M, the number of ids of each.
+
+    M is that of the fullest of all parts, `fullest(devices * S)`, and room to read `width` ids from the start of its last row.
+    """
+    parts = 1
+    while (length := -(-(fullest(devices * parts) + width) // _UNIT) * _UNIT) > _MOST_IDS:
+        parts *= 2
+    return parts, length
 
 
 def abstract_rows(mesh: Mesh, dtype: Any, *shape: int) -> Any:
     """Return the shape of an array that is split by row."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
-
-
-def _part_length(ids: int, width: int) -> int:
-    """Return M: the ids of the fullest part, and room to read `width` ids from the start of its last row."""
-    return -(-(ids + width) // _UNIT) * _UNIT
 
 
 def _ids_shape(devices: int, parts: int, length: int) -> tuple[int, ...]:
