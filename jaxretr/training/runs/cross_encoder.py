@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -44,11 +43,9 @@ from jaxretr.training.runs.run_examples import read_run_examples
 from jaxretr.training.runs.run_inputs import Inputs, judged_digest
 from jaxretr.training.runs.teacher_start import scorer_rows
 from jaxretr.training.runs.text_pretraining import TokenPrograms, TokenRun
-from jaxretr.training.runs.whole_corpus import (
-    activation_bytes,
-)
+from jaxretr.training.runs.whole_corpus import activation_bytes
 from jaxretr.training.state import TrainState
-from jaxretr.training.steps.cross_encoder import PairBatch, PairProgram, pair_loss
+from jaxretr.training.steps.cross_encoder import PairBatch, pair_loss
 
 log = logging.getLogger(__name__)
 
@@ -177,17 +174,11 @@ def cross_encoder_programs(
     config: RerankerConfig, shape: CrossEncoderConfig, frame: PairFrame, mesh: Mesh
 ) -> TokenPrograms:
     """Return the compiled programs of a run whose cross-encoder has this shape."""
-    program = PairProgram(
-        shape,
-        frame,
-        config.encoder.dtype,
-        config.encoder.adapter,
-        config.ranking,
-        activation_bytes(config.encoder, mesh),
-    )
-    params = functools.partial(abstract_params, shape, program.adapter)
-    options: dict[str, Any] = {"dropout": config.encoder.dropout > 0, "frozen": program.frozen}
-    return TokenPrograms(config, pair_loss(program), params, mesh, **options)
+    adapter = config.encoder.adapter
+    frozen = () if adapter is None else (BACKBONE,)
+    loss = pair_loss(config, shape, frame, frozen, activation_bytes(config.encoder, mesh))
+    params, dropout = functools.partial(abstract_params, shape, adapter), config.encoder.dropout > 0
+    return TokenPrograms(config, loss, params, mesh, dropout=dropout, frozen=frozen)
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:

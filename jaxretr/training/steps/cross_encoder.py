@@ -5,15 +5,13 @@ in the step, and scored chunk by chunk (chunks.py).
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxretr.config import AdapterShape, Ranking
+from jaxretr.config import RerankerConfig
 from jaxretr.losses.pairs import pair_losses
-from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
 from jaxretr.models.scorers.cross_encoder import relevance
@@ -38,46 +36,30 @@ class PairBatch(NamedTuple):
     teacher: Any = None  # a teacher's scores, float32 [B, K], NaN where it gave none; None without a teacher
 
 
-@dataclass(frozen=True)
-class PairProgram:
-    """Constants of a cross-encoder's training step.
+def pair_loss(
+    config: RerankerConfig, shape: CrossEncoderConfig, frame: PairFrame, frozen: tuple[str, ...], activation_bytes: int
+) -> SumLoss:
+    """Return the loss of a `PairBatch` in the form that `make_token_step` takes.
 
-    Attributes:
-      config: the cross-encoder's shape, with the dropout of the training.
+    Args:
+      config: config of the run, with the objective.
+      shape: the cross-encoder's shape, with the dropout of the training.
       frame: special tokens around question and passage.
-      dtype: type of the encoder's matmul operands.
-      adapter: shape of the adapters; None: there are none.
-      ranking: the objective.
+      frozen: names of the branches of the parameters that are not trained.
       activation_bytes: bytes of the pairs' activations that a device may keep; 0: none.
     """
-
-    config: CrossEncoderConfig
-    frame: PairFrame
-    dtype: Any
-    adapter: AdapterShape | None
-    ranking: Ranking
-    activation_bytes: int
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Names of the branches of the parameters that are not trained: the encoder, if adapters are."""
-        return () if self.adapter is None else (BACKBONE,)
-
-
-def pair_loss(program: PairProgram) -> SumLoss:
-    """Return the loss of a `PairBatch` in the form that `make_token_step` takes."""
-    vocabulary = program.config.backbone.vocab_size
+    vocabulary, ranking = shape.backbone.vocab_size, config.ranking
 
     def score_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
         tokens, seconds = unmarked(tokens, lengths, vocabulary)
         scores = relevance(
-            program.config,
+            shape,
             params,
             tokens,
             lengths,
             seconds,
-            dtype=program.dtype,
-            adapter=program.adapter,
+            dtype=config.encoder.dtype,
+            adapter=config.encoder.adapter,
             keys=keys,
             keep_matmuls=True,
         )
@@ -85,7 +67,7 @@ def pair_loss(program: PairProgram) -> SumLoss:
 
     def loss(params: Params, batch: PairBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         b, k, width = batch.passages.shape
-        tokens, lengths, seconds = program.frame.splice(
+        tokens, lengths, seconds = frame.splice(
             jnp.repeat(batch.questions, k, axis=0),
             jnp.repeat(batch.question_lengths, k),
             batch.passages.reshape(b * k, width),
@@ -94,23 +76,23 @@ def pair_loss(program: PairProgram) -> SumLoss:
         keys = None if keys is None else _keys_of_pairs(keys, k)
         # A chunk has no place for the positions where second texts begin.
         pairs = marked(tokens, lengths, seconds, vocabulary)
-        chunks = PaddedChunks.of(pairs, lengths, keys, chunk=program.ranking.chunk)
-        trained, frozen = partition(params, program.frozen)
+        chunks = PaddedChunks.of(pairs, lengths, keys, chunk=ranking.chunk)
+        trained, kept = partition(params, frozen)
         keep = False
-        if program.activation_bytes:
-            needed_bytes = kept_bytes(score_rows, None, trained, frozen, chunks)
-            keep = needed_bytes <= program.activation_bytes
+        if activation_bytes:
+            needed_bytes = kept_bytes(score_rows, None, trained, kept, chunks)
+            keep = needed_bytes <= activation_bytes
             log.debug(
                 "activations of %d pairs: %d bytes, %s", b * k, needed_bytes, "kept" if keep else "computed twice"
             )
-        scores = embed_in_chunks(score_rows, trained, chunks, frozen=frozen, keep=keep)
+        scores = embed_in_chunks(score_rows, trained, chunks, frozen=kept, keep=keep)
         return pair_losses(
             scores.reshape(b, k),
             batch.is_present,
             batch.teacher,
-            loss=program.ranking.loss,
-            positive_weight=program.ranking.positive_weight,
-            teacher_temperature=program.ranking.teacher_temperature,
+            loss=ranking.loss,
+            positive_weight=ranking.positive_weight,
+            teacher_temperature=ranking.teacher_temperature,
         )
 
     return loss
