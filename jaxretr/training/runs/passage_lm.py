@@ -69,18 +69,13 @@ class PassageLmRun(LanguageModelRun):
         ids = ids_dtype(t5.vocab_size)
         wide, target = config.data.max_length, target_width(config, T5_TARGET_START)
 
-        def tokens(rows: int, *columns: int) -> Any:
-            return abstract_rows(mesh, ids, rows, *columns)
-
-        def lengths(rows: int, *columns: int) -> Any:
-            return abstract_rows(mesh, "int32", rows, *columns)
+        def texts(width: int, *rows: int) -> tuple[Any, Any]:
+            return abstract_rows(mesh, ids, *rows, width), abstract_rows(mesh, "int32", *rows)
 
         def batch(rows: int, training: bool) -> ScorerBatch:
-            examples = Example(tokens(rows, wide), lengths(rows), tokens(rows, target), lengths(rows))
             g, c = config.ranked_questions, config.ranked_passages
-            if not g or not training:
-                return ScorerBatch(examples, None)
-            return ScorerBatch(examples, Example(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g)))
+            ranked = Example(*texts(wide, g, c), *texts(target, g)) if g and training else None
+            return ScorerBatch(Example(*texts(wide, rows), *texts(target, rows)), ranked)
 
         return passage_lm_programs(config, t5, T5_PROMPT, mesh).outline(config.data.held_out, batch)
 

@@ -85,8 +85,14 @@ def find_passages(
     """
     # The mesh's platform, not this process's default: a program can be compiled for devices that are not here.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _search(program, questions if on_cpu else questions.astype(index.embeddings.dtype), index, k, allowed)
+
+
+def _search(
+    program: IndexProgram, questions: jax.Array, index: CorpusState, k: int, allowed: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     return search_step(
-        questions if on_cpu else questions.astype(index.embeddings.dtype),
+        questions,
         index.embeddings,
         k,
         num_valid=program.corpus_rows,
@@ -196,15 +202,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
         params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array, allowed: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         q = embed(program.encoder, tower(params, "question"), tokens, lengths, **program.numbers)
-        return search_step(
-            q,
-            index.embeddings,
-            k,
-            num_valid=program.corpus_rows,
-            queries_sharded=True,
-            block_rows=program.index.block_rows,
-            allowed=allowed,
-        )
+        return _search(program, q, index, k, allowed)
 
     return search
 
