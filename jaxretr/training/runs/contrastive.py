@@ -31,7 +31,7 @@ from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState, inde
 from jaxretr.training.runs.corpus_run import CorpusRun
 from jaxretr.training.runs.corpus_sizes import CorpusSize
 from jaxretr.training.runs.corpus_tokens import abstract_rows
-from jaxretr.training.runs.encoder_start import JointModel, encoder_inputs, has_new_query_weights, model_shape
+from jaxretr.training.runs.encoder_start import Model, encoder_inputs, has_new_query_weights, model_shape
 from jaxretr.training.runs.guide import read_guide
 from jaxretr.training.runs.mixture import Member, Mixture
 from jaxretr.training.runs.outline import INDEX, TOKENS, Outline, of_state
@@ -175,7 +175,7 @@ class ContrastiveRun(CorpusRun):
         in_batch = self.config.train.batch_size * (self.draws.places + retrieved) - self.program.positives
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
-    def first_model(self) -> DualEncoder | JointModel:
+    def first_model(self) -> Model:
         """Return the model; with `encoder.fresh_start` "lexical", its weights compare words by their rarity in the corpus, as
         new query weights do."""
         encoder = self.config.encoder

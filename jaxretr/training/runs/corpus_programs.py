@@ -15,7 +15,7 @@ from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.runtime.parallel.programs import is_cuda
 from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
-from jaxretr.training.runs.encoder_start import frozen_branches
+from jaxretr.training.runs.encoder_start import Model, ModelShape, frozen_branches
 from jaxretr.training.runs.index_codes import IndexCodes
 from jaxretr.training.runs.index_upkeep import serves_evaluation, steps_of_a_round
 from jaxretr.training.runs.outline import (
@@ -32,7 +32,6 @@ from jaxretr.training.runs.outline import (
     training_step,
 )
 from jaxretr.training.runs.whole_corpus import (
-    Model,
     WholeCorpus,
     abstract_train_state,
     activation_bytes,
@@ -75,7 +74,7 @@ class CorpusPrograms:
         config: ContrastiveConfig | ArtConfig,
         program: IndexProgram,
         make_step: Callable[..., Any],
-        model: Model,
+        model: Model | ModelShape,
         store: TokenStore | EstimatedRows,
         mesh: Mesh,
     ):

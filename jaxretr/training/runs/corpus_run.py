@@ -13,11 +13,11 @@ from jaxretr.data.batches import MadeAhead
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.prompts import Prompt
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.runtime.parallel.mesh import check_cpu_devices
+from jaxretr.runtime.parallel.mesh import check_cpu_devices, to_host
 from jaxretr.runtime.parallel.programs import compile_ahead
 from jaxretr.training.runs.agreement import AgreementSet, Ask
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
-from jaxretr.training.runs.encoder_start import JointModel, load_model
+from jaxretr.training.runs.encoder_start import JointModel, Model, load_model
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
 from jaxretr.training.runs.suites import Suites
 from jaxretr.training.runs.whole_corpus import (
@@ -26,7 +26,6 @@ from jaxretr.training.runs.whole_corpus import (
     Judged,
     passage_store,
     put_batch,
-    save_model,
     widths_of,
 )
 from jaxretr.training.steps.score_table import TableState
@@ -89,7 +88,7 @@ class CorpusRun:
 
     # ---- of the subclass ---------------------------------------------------------------------------------------------
 
-    def first_model(self) -> DualEncoder | JointModel:
+    def first_model(self) -> Model:
         """Return the model with the parameters that the training begins with."""
         return self.model
 
@@ -159,7 +158,13 @@ class CorpusRun:
 
     def save_model(self, state: RunState, folder: Path) -> None:
         """Write the model's folder."""
-        save_model(self.model, state.train, folder)
+        model, params = self.model, jax.tree.map(to_host, state.train.weights)
+        if isinstance(model, JointModel):
+            model.save(params, folder)
+        elif jax.process_index() == 0:
+            # The head belongs to the encoder that it was trained with.
+            head = model.mlm_head if state.train.frozen else None
+            DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)
 
     def batch(self, number: int) -> Any:
         """Return the batch of step `number` on the devices, a function of (seed, number) alone."""

@@ -39,7 +39,7 @@ from jaxretr.runtime.parallel.hosts import fingerprint
 log = logging.getLogger(__name__)
 
 
-def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder | JointModel":
+def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "Model":
     """Load the model that a run starts from, together with the frozen lexical encoder if there is one.
 
     Raises:
@@ -133,7 +133,7 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
 
 
-def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> dict[str, str]:
+def encoder_inputs(config: EncoderConfig, model: "Model") -> dict[str, str]:
     """Return fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn, and of the
     source of an encoder of the user's own.
 
@@ -368,3 +368,7 @@ class JointModel:
         encoder = self.combined(params)
         if jax.process_index() == 0:
             encoder.save(folder)
+
+
+Model = DualEncoder | JointModel
+"""The model of a run that searches a corpus."""

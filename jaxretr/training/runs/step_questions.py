@@ -6,6 +6,7 @@ were made and tokenised before the first step.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -61,9 +62,7 @@ class StepQuestions:
             drawn = _PreDrawn(texts, self.generator, typos.pre_drawn)
             self.drawn = question_store(stores, drawn, model, times(self.prompt, typos.pre_drawn))
 
-    def of_step(
-        self, chosen: np.ndarray, step: int
-    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+    def of_step(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, tuple[Any, Any] | None]:
         """Return the questions of a step.
 
         Args:

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +29,13 @@ from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import partition
-from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import memory, sharding
 from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
-from jaxretr.training.runs.encoder_start import JointModel
+from jaxretr.training.runs.encoder_start import Model
 from jaxretr.training.runs.run_inputs import judged_digest
 from jaxretr.training.state import CorpusState, StepNumbers, TokenRows, TrainState
 from jaxretr.training.steps.index_refresh import make_embed_rows, make_refresh, make_rolling_refresh
@@ -52,17 +51,6 @@ EVALUATED_DEPTH = 100
 EVALUATION_BATCH = 128
 # Passages that each device encodes at a time where they go to the host, with all dimensions.
 SPARSE_ROWS = 64
-
-
-class Model(Protocol):
-    """Interface of a run's model: a `DualEncoder`, or a base and a lexical encoder (`JointModel`)."""
-
-    @property
-    def config(self) -> DualEncoderConfig | JointConfig: ...
-    @property
-    def params(self) -> Params: ...
-    @property
-    def tokenizer(self) -> Any: ...
 
 
 class WholeCorpus:
@@ -409,17 +397,6 @@ def abstract_train_state(
     """Return the shapes and shardings of `initial_state`; only the shapes of `params` are read."""
     state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
     return sharding.abstract(state, mesh, split=split)
-
-
-def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path) -> None:
-    """Write the model's folder with a run's parameters."""
-    if isinstance(model, JointModel):
-        return model.save(jax.tree.map(to_host, train.weights), folder)
-    params = jax.tree.map(to_host, train.weights)
-    if jax.process_index() == 0:
-        # The head belongs to the encoder that it was trained with.
-        head = model.mlm_head if train.frozen else None
-        DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)
 
 
 def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
