@@ -139,30 +139,20 @@ def check_batch(config: Config, mesh: Mesh) -> None:
 def _recipe(config: Config) -> Any:
     # Imported here: each run pulls in its own models.
     if isinstance(config, ArtConfig):
-        from jaxretr.training.runs.art import ArtRun
-
-        return ArtRun
-    if isinstance(config, ContrastiveConfig):
-        from jaxretr.training.runs.contrastive import ContrastiveRun
-
-        return ContrastiveRun
-    if isinstance(config, RerankerConfig):
-        from jaxretr.training.runs.cross_encoder import CrossEncoderRun
-
-        return CrossEncoderRun
-    if isinstance(config, MlmConfig):
-        from jaxretr.training.runs.mlm import MlmRun
-
-        return MlmRun
-    if isinstance(config, PassageLmConfig):
-        from jaxretr.training.runs.passage_lm import PassageLmRun
-
-        return PassageLmRun
-    if isinstance(config, EmbeddingDistillationConfig):
-        from jaxretr.training.runs.embedding_distillation import EmbeddingDistillationRun
-
-        return EmbeddingDistillationRun
-    raise UsageError(f"{type(config).__name__}: no run for this kind of config")
+        from jaxretr.training.runs.art import ArtRun as run
+    elif isinstance(config, ContrastiveConfig):
+        from jaxretr.training.runs.contrastive import ContrastiveRun as run
+    elif isinstance(config, RerankerConfig):
+        from jaxretr.training.runs.cross_encoder import CrossEncoderRun as run
+    elif isinstance(config, MlmConfig):
+        from jaxretr.training.runs.mlm import MlmRun as run
+    elif isinstance(config, PassageLmConfig):
+        from jaxretr.training.runs.passage_lm import PassageLmRun as run
+    elif isinstance(config, EmbeddingDistillationConfig):
+        from jaxretr.training.runs.embedding_distillation import EmbeddingDistillationRun as run
+    else:
+        raise UsageError(f"{type(config).__name__}: no run for this kind of config")
+    return run
 
 
 @dataclass(frozen=True, eq=False)
