@@ -4,8 +4,7 @@ An experiment is a Python file with `def config() -> Config`; command-line overr
 each checkpoint go through this package; both refuse a name that does not exist.
 """
 
-from jaxretr.config.art import Art, ArtConfig, ArtData
-from jaxretr.config.as_json import from_json, to_json
+from jaxretr.config.art import Art, ArtConfig, ArtData, ScoreTable
 from jaxretr.config.choices import (
     ENGINE_LABELS,
     LOWER_IS_BETTER,
@@ -34,16 +33,14 @@ from jaxretr.config.contrastive import (
     of_set,
 )
 from jaxretr.config.data import DevData, ExampleData, PretrainData
-from jaxretr.config.index_aware import IndexAware
-from jaxretr.config.kinds import KINDS, check_numbers
-from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.index import IndexAware, LiveIndex
+from jaxretr.config.kinds import KINDS, check_numbers, from_json, to_json
 from jaxretr.config.loading import load, override, settings_of, with_settings
 from jaxretr.config.models import AdapterShape, BertShape, Encoder, Joint, PairEncoder, Scorer, T5Shape
 from jaxretr.config.names import all_settings, nearest_setting
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import PairNegatives, Ranking, RerankerConfig, RerankerData
 from jaxretr.config.run import Config, Mesh, Optimizer, Tracking, Train
-from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 __all__ = [

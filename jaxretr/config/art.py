@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from jaxretr.config.choices import Replacement
 from jaxretr.config.data import DevData
-from jaxretr.config.index_aware import IndexAware
-from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.index import IndexAware, LiveIndex
 from jaxretr.config.models import Encoder, Joint, Scorer
 from jaxretr.config.run import Config
-from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 from jaxretr.runtime.errors import UsageError, at_least
 
@@ -67,6 +66,31 @@ class Art:
         at_least(0, **{f"art.{name}": getattr(self, name) for name in names})
         if self.top_k + self.given + self.uniform < 2:
             raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The teacher's scores by training question, on the devices and in the checkpoints: it is asked for no pair
+    twice."""
+
+    capacity: int = 256
+    """C: passages of a question whose scores are kept, 8 bytes each; at least `art.top_k`, unless it is 0: keep
+    none."""
+    replacement: Replacement = "unused"
+    """Score that a question with C scores loses for a new one. unused: that of the passage that was not retrieved for
+    the longest time; oldest: the one that was scored first; worst: the lowest, which may be the new one."""
+    path: str | None = None
+    """A file of scores to begin with, as `jaxretr mine scores` or `jaxretr score` writes it: the same teacher's, of the
+    same questions and passages, by their ids."""
+
+    def check(self) -> None:
+        """Raise UsageError for a capacity that no table can have, and for scores without a table."""
+        if self.capacity < 0:
+            raise UsageError(f"table.capacity={self.capacity}: must be at least 0; set table.capacity")
+        if self.path is not None and not self.capacity:
+            raise UsageError(
+                "table.path fills the table, and table.capacity=0 keeps none; set table.capacity, or leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Literal
 
 from jaxretr.config.data import ExampleData
-from jaxretr.config.index_aware import IndexAware
-from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.index import IndexAware, LiveIndex
 from jaxretr.config.models import Encoder, Joint
 from jaxretr.config.run import Config
 from jaxretr.config.typos import Typos

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from jaxretr.config.as_json import from_json, to_json
 from jaxretr.config.contrastive import OF_ALL_SETS
+from jaxretr.config.kinds import from_json, to_json
 from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
 from jaxretr.runtime.errors import UsageError, did_you_mean
