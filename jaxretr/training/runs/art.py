@@ -23,13 +23,12 @@ from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.hosts import fingerprint
 from jaxretr.training.runs.agreement import METRIC, make_ask
-from jaxretr.training.runs.art_texts import read_art_texts
+from jaxretr.training.runs.art_texts import GivenPassages, read_art_texts
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState, index_settings
 from jaxretr.training.runs.corpus_run import CorpusRun
 from jaxretr.training.runs.corpus_sizes import CorpusSize, most_questions
 from jaxretr.training.runs.corpus_tokens import abstract_rows, columns, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import encoder_inputs, model_shape
-from jaxretr.training.runs.given_passages import GivenPassages
 from jaxretr.training.runs.outline import INDEX, SCORER, TABLE, TOKENS, Outline, of_state, token_shapes
 from jaxretr.training.runs.run_inputs import Inputs, digest, file_digest
 from jaxretr.training.runs.step_questions import StepQuestions, question_shapes

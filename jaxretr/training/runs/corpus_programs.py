@@ -16,8 +16,7 @@ from jaxretr.runtime.parallel.programs import is_cuda
 from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
 from jaxretr.training.runs.encoder_start import Model, ModelShape, frozen_branches
-from jaxretr.training.runs.index_codes import IndexCodes
-from jaxretr.training.runs.index_upkeep import serves_evaluation, steps_of_a_round
+from jaxretr.training.runs.index_upkeep import IndexCodes, serves_evaluation, steps_of_a_round
 from jaxretr.training.runs.outline import (
     BATCH,
     CODES,

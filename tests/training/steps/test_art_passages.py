@@ -16,8 +16,7 @@ from jaxretr.config import Art
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.runs.art import ArtRun
-from jaxretr.training.steps.art import with_others
-from jaxretr.training.steps.art_passages import filled, without_repeats
+from jaxretr.training.steps.art import filled, with_others, without_repeats
 
 
 def test_a_row_that_stands_in_an_earlier_place_is_taken_out() -> None:
