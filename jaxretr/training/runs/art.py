@@ -35,7 +35,6 @@ from jaxretr.training.runs.step_questions import StepQuestions, question_shapes
 from jaxretr.training.runs.teacher_start import (
     OnDevices,
     load_teacher,
-    scorer_questions,
     scorer_rows,
     stored,
     teacher_shape,
@@ -99,12 +98,12 @@ class ArtRun(CorpusRun):
 
         # ---- what the teacher reads ----------------------------------------------------------------------------------
         questions = [question.text for question in self.questions]
-        names = "teacher's passage", "teacher's question"
-        passage_rows, self.target_rows = scorer_rows(self.scorer, self.corpus, questions, self.stores, names)
+        passage_rows = scorer_rows(self.scorer, self.corpus, self.stores, "teacher's passage")
+        self.target_rows = scorer_rows(self.scorer, questions, self.stores, "teacher's question")
         asked = [self.target_rows]
         if texts.dev is not None and texts.by_teacher:
             held_out = [question.text for question in texts.dev.questions]
-            asked.append(scorer_questions(self.scorer, held_out, self.stores, names[1]))
+            asked.append(scorer_rows(self.scorer, held_out, self.stores, "teacher's question"))
         widths = teacher_widths(self.scorer.teacher, passage_rows, asked)
 
         # ---- programs and corpus -------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ class CrossEncoderRun(TokenRun):
         self.draws = PairDraws(self.examples, config.negatives, config.train.seed)
         self.batches = QuestionBatches(len(self.examples.texts), config.train.batch_size, config.train.seed)
         model = self.model
-        texts = self.examples.passages, self.examples.texts
-        self.passages, self.questions = scorer_rows(model, *texts, stores, ("passage", "training question"))
+        self.passages = scorer_rows(model, self.examples.passages, stores, "passage")
+        self.questions = scorer_rows(model, self.examples.texts, stores, "training question")
 
         # ---- programs ------------------------------------------------------------------------------------------------
         super().__init__(cross_encoder_programs(config, model.config, model.texts.frame, mesh))

@@ -68,28 +68,20 @@ def load_teacher(config: Scorer, place: Place | None = None) -> LoadedScorer:
     return scorer
 
 
-def scorer_rows(
-    scorer: LoadedScorer, passages: Corpus, questions: Sequence[str], stores: Path, names: tuple[str, str]
-) -> tuple[TokenStore, TokenStore]:
-    """Tokenise passages and questions as a scorer reads them, or open their stores where that has been done.
+def scorer_rows(scorer: LoadedScorer, texts: Corpus | Sequence[str], stores: Path, name: str) -> TokenStore:
+    """Tokenise passages or questions as a scorer reads them, or open their store where that has been done.
 
     Args:
       scorer: scorer with the tokenizer, the templates and the lengths.
-      passages: the passages.
-      questions: the questions.
+      texts: the passages, as a corpus, or the questions.
       stores: folder of the token stores.
-      names: names of a passage and of a question in warnings of those that are cut.
+      name: name of a text in the warning of those that are cut.
     """
-    length, form = scorer.passage_length, scorer.passage_form
-    rows = TokenStore.build(stores, passages, scorer.tokenizer, scorer.passage_template, length, prompt=form)
-    note_cut(rows.truncated, rows.num_rows, names[0], length)
-    return rows, scorer_questions(scorer, questions, stores, names[1])
-
-
-def scorer_questions(scorer: LoadedScorer, questions: Sequence[str], stores: Path, name: str) -> TokenStore:
-    """Tokenise questions as a scorer reads them; arguments as those of `scorer_rows`."""
-    length, form = scorer.question_length, scorer.question_form
-    rows = TokenStore.build(stores, questions, scorer.tokenizer, scorer.question_template, length, prompt=form)
+    if isinstance(texts, Corpus):
+        template, length, form = scorer.passage_template, scorer.passage_length, scorer.passage_form
+    else:
+        template, length, form = scorer.question_template, scorer.question_length, scorer.question_form
+    rows = TokenStore.build(stores, texts, scorer.tokenizer, template, length, prompt=form)
     note_cut(rows.truncated, rows.num_rows, name, length)
     return rows
 

@@ -70,7 +70,7 @@ class WholeCorpus:
           program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
         """
-        self.mesh, self.store = mesh, store
+        self.mesh, self.store, self.program = mesh, store, program
         self.rows = rows = padded_rows(store.num_rows, mesh)
         self.passages = corpus_tokens(store, rows, mesh)
         size = program.encoder.embedding_size
@@ -83,11 +83,7 @@ class WholeCorpus:
             make_search(program, mesh, min(depth, program.corpus_rows))
             for depth in (EVALUATED_DEPTH, EVALUATED_DEPTH + 1)
         )
-        self.program, self.embed_rows, self.embed_questions = (
-            program,
-            make_embed_rows(program, mesh),
-            make_embed_questions(program, mesh),
-        )
+        self.embed_rows, self.embed_questions = make_embed_rows(program, mesh), make_embed_questions(program, mesh)
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
         self._is_fresh = jax.jit(
             lambda encoded_at, step: (encoded_at == step).all(),
