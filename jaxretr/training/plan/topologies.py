@@ -16,7 +16,6 @@ class Chip(NamedTuple):
 
     tflops: float
     """Peak in bfloat16, 10^12 operations a second."""
-    hbm_gib: float
     usable_gib: float
     """Memory that a program can use: of a TPU, the part that the compiler leaves to it; of a GPU, 95 %
     (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)."""
@@ -24,13 +23,13 @@ class Chip(NamedTuple):
 
 # https://cloud.google.com/tpu/docs/v4, .../v5e, .../v5p, .../v6e ("Peak compute per chip (bf16)", "HBM capacity").
 CHIPS = {
-    "v4": Chip(275, 32, 30.5),
-    "v5e": Chip(197, 16, 15.75),
-    "v5p": Chip(459, 95, 95.74),
-    "v6e": Chip(918, 32, 31.25),
+    "v4": Chip(275, 30.5),
+    "v5e": Chip(197, 15.75),
+    "v5p": Chip(459, 95.74),
+    "v6e": Chip(918, 31.25),
     # NVIDIA's data sheets of the SXM cards: "BFLOAT16 Tensor Core" without sparsity. CUDA reports 79.1 and 141.0 GiB.
-    "h100": Chip(989, 79.1, 75.1),
-    "h200": Chip(989, 141.0, 133.9),
+    "h100": Chip(989, 75.1),
+    "h200": Chip(989, 133.9),
 }
 KINDS = {
     "TPU v4": "v4",
