@@ -24,8 +24,8 @@ from jaxretr.training.runs.whole_corpus import (
     CorpusPart,
     DevSet,
     Judged,
-    passage_store,
     put_batch,
+    token_store,
     widths_of,
 )
 from jaxretr.training.steps.score_table import TableState
@@ -68,7 +68,7 @@ class CorpusRun:
           make_step: function of (program, optimizer, mesh) that returns the training step.
           prompt: the passages' prompt in place of the model's.
         """
-        self.store = passage_store(self.model, passages, self.stores, prompt)
+        self.store = token_store(self.model, passages, self.stores, prompt, name="passage")
         self.program = make_program(widths_of(self.store))
         self.programs = CorpusPrograms(self.config, self.program, make_step, self.model, self.store, self.mesh)
         self.whole, self.codes = self.programs.whole, self.programs.codes

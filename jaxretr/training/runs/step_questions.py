@@ -15,12 +15,11 @@ from jaxretr.config import Typos
 from jaxretr.data.prompts import Prompt, times
 from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
-from jaxretr.models.encode import note_cut
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.encoder_start import ModelShape
 from jaxretr.training.runs.outline import token_shapes
-from jaxretr.training.runs.whole_corpus import Model, question_store, typo_generator
+from jaxretr.training.runs.whole_corpus import Model, token_store, typo_generator
 from jaxretr.training.state import TokenRows
 
 # The generator's `variant`: 0 is the question that is itself read misspelt, the other forms count from 1.
@@ -49,8 +48,7 @@ class StepQuestions:
         """
         self.texts, self.typos, self.model, self.seed = texts, typos, model, seed
         self.prompt: Prompt = model.config.query_prompt if prompt is None else prompt
-        self.store = question_store(stores, texts, model, self.prompt)
-        note_cut(self.store.truncated, len(texts), "training question", model.config.max_question_length)
+        self.store = token_store(model, texts, stores, self.prompt, name="training question")
         self.width = width_of(self.store)
         if not typos.active:
             return
@@ -60,7 +58,7 @@ class StepQuestions:
         self.drawn = None
         if typos.pre_drawn:
             drawn = _PreDrawn(texts, self.generator, typos.pre_drawn)
-            self.drawn = question_store(stores, drawn, model, times(self.prompt, typos.pre_drawn))
+            self.drawn = token_store(model, drawn, stores, times(self.prompt, typos.pre_drawn))
 
     def of_step(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, tuple[Any, Any] | None]:
         """Return the questions of a step.

@@ -17,7 +17,7 @@ from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.notes import note
 from jaxretr.training.runs.run_inputs import digest
-from jaxretr.training.runs.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
+from jaxretr.training.runs.whole_corpus import DevSet, Judged, Model, WholeCorpus, token_store, widths_of
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 
@@ -65,7 +65,7 @@ class Suites:
             self._members[suite] = []
             for one in data_sets:
                 beir = read_beir(one.folder, one.split)
-                store = passage_store(model, beir.corpus, stores)
+                store = token_store(model, beir.corpus, stores, name="passage")
                 sized = dataclasses.replace(program, corpus_rows=len(beir.corpus), passage_widths=widths_of(store))
                 whole = WholeCorpus(store, sized, mesh)
                 judged = Judged(beir.questions, beir.qrels, str(one.folder))

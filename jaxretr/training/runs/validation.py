@@ -28,7 +28,7 @@ from jaxretr.runtime.parallel.mesh import DATA, make_mesh, put_rows
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.example_draws import known_contents
-from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, put_batch, question_store
+from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, put_batch, token_store
 from jaxretr.training.state import ProductCodes, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.training.steps.index_aware import loss_on_index
@@ -51,7 +51,7 @@ class ValidationSet:
         stores: Path,
     ):
         self.config, self.examples, self.whole = config, examples, whole
-        self._rows = question_store(stores, examples.texts, model)
+        self._rows = token_store(model, examples.texts, stores)
         # All rows are text ids, the first row with a title and text: each passage counts once, and no copy of a question's
         # own passage can push it down.
         own, scores, pool = [], [], []

@@ -65,7 +65,7 @@ class WholeCorpus:
         """Put the passages on the devices.
 
         Args:
-          store: the passages' tokens, from `passage_store`: at least `program.corpus_rows`; the rows after these are
+          store: the passages' tokens, from `token_store`: at least `program.corpus_rows`; the rows after these are
             fetched by row but never found by a search.
           program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
@@ -169,20 +169,28 @@ class WholeCorpus:
         return jax.eval_shape(self._new_index)
 
 
-def passage_store(model: Model, passages: Corpus, stores: Path, prompt: Prompt | None = None) -> TokenStore:
-    """Tokenise passages, or open the store where that has been done.
+def token_store(
+    model: Model, texts: Corpus | Sequence[str], stores: Path, prompt: Prompt | None = None, *, name: str | None = None
+) -> TokenStore:
+    """Tokenise passages or questions for an encoder, or open the store where that has been done.
 
     Args:
-      model: model with the tokenizer, template and passage length.
-      passages: the corpus, and passages that only the training data has.
+      model: model with the tokenizer, template and lengths.
+      texts: the passages, as a corpus, or the questions.
       stores: folder of the token stores.
       prompt: prompt in place of the model's.
+      name: name of a text in the warning of those that are cut; None: no warning.
     """
-    longest = model.config.max_passage_length
-    template = Template(f"passage_{model.config.passage_template}")
-    prompt = model.config.passage_prompt if prompt is None else prompt
-    store = TokenStore.build(stores, passages, model.tokenizer, template, longest, prompt=prompt)
-    note_cut(store.truncated, store.num_rows, "passage", longest)
+    config = model.config
+    if isinstance(texts, Corpus):
+        template, longest = Template(f"passage_{config.passage_template}"), config.max_passage_length
+        own = config.passage_prompt
+    else:
+        template, longest, own = Template.QUESTION_ROWS, config.max_question_length, config.query_prompt
+    prompt = own if prompt is None else prompt
+    store = TokenStore.build(stores, texts, model.tokenizer, template, longest, prompt=prompt)
+    if name is not None:
+        note_cut(store.truncated, store.num_rows, name, longest)
     return store
 
 
@@ -247,10 +255,10 @@ class DevSet:
         self._own = own_rows(self.questions, corpus, self.qrels)
         texts = [question.text for question in self.questions]
         prompt = None if part is None else part.prompt
-        self._rows = {"": question_store(stores, texts, model, prompt)}
+        self._rows = {"": token_store(model, texts, stores, prompt)}
         if typos.active:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
-            self._rows["typo_"] = question_store(stores, misspelt, model, prompt)
+            self._rows["typo_"] = token_store(model, misspelt, stores, prompt)
 
     def metrics(
         self, train: TrainState, whole: WholeCorpus, live: "CorpusState | SparseIndexes | None" = None
@@ -398,19 +406,6 @@ def abstract_train_state(
 def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
     """Return the generator that a config describes."""
     return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
-
-
-def question_store(stores: Path, texts: Sequence[str], model: Model, prompt: Prompt | None = None) -> TokenStore:
-    """Return the questions' tokens for the encoder, with its prompt or another one."""
-    config = model.config
-    return TokenStore.build(
-        stores,
-        texts,
-        model.tokenizer,
-        Template.QUESTION_ROWS,
-        config.max_question_length,
-        prompt=config.query_prompt if prompt is None else prompt,
-    )
 
 
 def put_batch(mesh: Mesh, batch: Any) -> Any:
