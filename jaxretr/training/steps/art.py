@@ -32,7 +32,7 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
-from jaxretr.training.steps.encoding import embed_batch, embed_questions
+from jaxretr.training.steps.encoding import embed_batch, embed_side
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     IndexProgram,
@@ -129,7 +129,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         rows = jnp.zeros((len(batch.tokens) * lax.axis_size(DATA), 0), jnp.int32)
         if program.top_k:
-            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            texts = TokenRows(batch.tokens, batch.lengths)
+            searched = embed_side(program, "question", params, state.frozen, texts, keys.questions)
             _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
         if program.compared > program.top_k:
             rows = with_others(program, rows, batch, state.key)

@@ -24,7 +24,7 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over_data
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
-from jaxretr.training.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
 from jaxretr.training.steps.batch_loss import (
     ContrastiveBatch,
     ContrastiveProgram,
@@ -32,7 +32,7 @@ from jaxretr.training.steps.batch_loss import (
     batch_loss,
     sparsity,
 )
-from jaxretr.training.steps.encoding import embed_batch, embed_questions
+from jaxretr.training.steps.encoding import embed_batch, embed_side
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     fetch_rows,
@@ -84,7 +84,8 @@ def make_step(
         rows = batch.rows
         if program.negatives.retrieved:
             assert index is not None
-            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            texts = TokenRows(batch.tokens, batch.lengths)
+            searched = embed_side(program, "question", params, state.frozen, texts, keys.questions)
             # A batch of a mixture is of one set, and is searched for in its corpus.
             allowed = None if passages.sets is None or batch.sets is None else passages.sets == batch.sets[0]
             found = retrieve_negatives(program, mesh, searched, index, text_ids, batch, keys, allowed)

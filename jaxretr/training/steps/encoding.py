@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, Side, embed, tower, word_table
 from jaxretr.runtime.parallel.memory import size
 from jaxretr.training.state import TokenRows
 from jaxretr.training.steps.chunks import EmbedRows, embed_in_chunks
@@ -62,67 +62,41 @@ def embed_batch(
     rows, each = _joined(texts), jnp.concatenate(drawn) if drawn else None
     if together:
         with jax.named_scope("texts"):
-            towers = tower(params, "passage"), tower(frozen, "passage")
-            embeddings = _embed_texts(program, *towers, rows, each, program.chunk, sides=2)
+            embeddings = _embed_texts(program, "passage", params, frozen, rows, each, program.chunk, sides=2)
     else:
-        embeddings = embed_questions(program, params, frozen, rows.tokens, rows.lengths, each)
+        embeddings = embed_side(program, "question", params, frozen, rows, each)
     parts = jnp.split(embeddings, np.cumsum([x.lengths.size for x in texts])[:-1])
     parts = [part.reshape(*x.lengths.shape, -1) for part, x in zip(parts, texts, strict=True)]
-    passages = parts.pop() if together else embed_passages(program, params, frozen, found, keys.passages)
+    passages = parts.pop() if together else embed_side(program, "passage", params, frozen, found, keys.passages)
     return parts[0], parts[1] if len(parts) > 1 else None, passages
 
 
-@jax.named_scope("questions")
-def embed_questions(
-    program: IndexProgram,
-    params: Params,
-    frozen: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    keys: jax.Array | None,
+def embed_side(
+    program: IndexProgram, side: Side, params: Params, frozen: Params, rows: TokenRows, keys: jax.Array | None
 ) -> jax.Array:
-    """Embed this device's questions.
+    """Embed this device's questions, or the K passages of each of them.
 
-    A chunk has as many of them as together have the tokens of a chunk of passages.
+    A chunk of questions has as many of them as together have the tokens of a chunk of passages.
 
     Args:
       program: the run's constants.
+      side: which of the two.
       params: trained parameters of the dual encoder.
       frozen: its other parameters.
-      tokens: token ids of [CLS] q [SEP], integers [b, L].
-      lengths: int32 [b].
-      keys: PRNG keys of their dropout, [b], or None.
+      rows: tokens of questions [b, L] or of passages [b, K, L], and lengths [b] or [b, K].
+      keys: PRNG keys of their dropout, [b] or [b, K], or None.
 
     Returns:
-      float32 [b, D].
+      float32 [b, D] or [b, K, D].
     """
-    longest = program.encoder.max_passage_length, program.encoder.max_question_length
-    chunk = max(program.chunk, program.chunk * longest[0] // longest[1])
-    towers = tower(params, "question"), tower(frozen, "question")
-    return _embed_texts(program, *towers, TokenRows(tokens, lengths), keys, chunk)
-
-
-@jax.named_scope("passages")
-def embed_passages(
-    program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
-) -> jax.Array:
-    """Embed the K passages of each of this device's questions.
-
-    Args:
-      program: the run's constants.
-      params: trained parameters of the dual encoder.
-      frozen: its other parameters.
-      found: their tokens [b, K, L] and lengths [b, K].
-      keys: PRNG keys of their dropout, [b, K], or None.
-
-    Returns:
-      float32 [b, K, D].
-    """
-    towers = tower(params, "passage"), tower(frozen, "passage")
+    chunk, widths = program.chunk, program.passage_widths
+    if side == "question":
+        longest = program.encoder.max_passage_length, program.encoder.max_question_length
+        chunk, widths = max(chunk, chunk * longest[0] // longest[1]), ()
     keys = None if keys is None else keys.reshape(-1)
-    widths = program.passage_widths
-    embeddings = _embed_texts(program, *towers, _joined([found]), keys, program.chunk, widths)
-    return embeddings.reshape(*found.lengths.shape, -1)
+    with jax.named_scope(f"{side}s"):
+        embeddings = _embed_texts(program, side, params, frozen, _joined([rows]), keys, chunk, widths)
+    return embeddings.reshape(*rows.lengths.shape, -1)
 
 
 def _joined(texts: list[TokenRows]) -> TokenRows:
@@ -135,7 +109,8 @@ def _joined(texts: list[TokenRows]) -> TokenRows:
 
 def _embed_texts(
     program: IndexProgram,
-    tower_params: Params,
+    side: Side,
+    params: Params,
     frozen: Params,
     rows: TokenRows,
     keys: jax.Array | None,
@@ -145,6 +120,7 @@ def _embed_texts(
     sides: int = 1,
 ) -> jax.Array:
     """Embed texts [n, L], `chunk` texts of the largest length at once; `sides` is the number of sides that they are of."""
+    params, frozen = tower(params, side), tower(frozen, side)
     embed_rows = row_encoder(program.encoder, **program.numbers)
     n, width = rows.tokens.shape
     together = program.shard_parameters
@@ -154,14 +130,14 @@ def _embed_texts(
     else:
         chunks = PaddedChunks.of(rows.tokens, rows.lengths, keys, chunk=chunk, widths=widths, together=together)
     # All devices look up a split table together, which `embed_rows` does.
-    words = None if program.shard_parameters else word_table(tower_params)
+    words = None if program.shard_parameters else word_table(params)
     keep = False
     if program.activation_bytes:
-        needed = kept_bytes(embed_rows, words, tower_params, frozen, chunks)
+        needed = kept_bytes(embed_rows, words, params, frozen, chunks)
         keep = needed <= sides * program.activation_bytes
         log.debug("%d texts: activations of %s are %s", n, size(needed), "kept" if keep else "computed twice")
     words, apart = words if keep else None, program.layers_apart
-    return embed_in_chunks(embed_rows, tower_params, chunks, frozen=frozen, keep=keep, words=words, apart=apart)
+    return embed_in_chunks(embed_rows, params, chunks, frozen=frozen, keep=keep, words=words, apart=apart)
 
 
 @cache

@@ -29,7 +29,7 @@ from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.sharding import compiled_over_data
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusTokens, ProductCodes, step_key
-from jaxretr.training.steps.encoding import embed_passages
+from jaxretr.training.steps.encoding import embed_side
 from jaxretr.training.steps.live_index import IndexProgram, fetch_rows
 
 
@@ -83,7 +83,7 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
         settings = program.index_aware
         rows = sampled_rows(program, count, step_key(seed, step), lax.axis_size(DATA))  # [m]
         found = fetch_rows(passages, rows[:, None])
-        own = embed_passages(program, params, {}, found, None)[:, 0]  # [m / devices, D]
+        own = embed_side(program, "passage", params, {}, found, None)[:, 0]  # [m / devices, D]
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
         weights = (rows >= 0).astype(jnp.float32)
         start = None if codes is None else codes.codebook
