@@ -76,7 +76,7 @@ class Checkpoints:
         """Start writing a checkpoint; return as soon as the arrays are copied off the devices."""
         if step == self.latest:
             return
-        try:
+        with self._writing():
             # Orbax waits for the previous checkpoint, too, which is complete now.
             self._finish()
             self._seal()
@@ -90,8 +90,6 @@ class Checkpoints:
             if self._seals is not None and self._saving is not None:
                 # Not together with the next one: a run that is killed in between resumes from this one.
                 self._saving.on_complete(lambda _: self._seals and self._seals.begin(step))
-        except (OSError, ValueError) as error:
-            raise self._disk_error(error) from error
 
     def restore(self, like: Any, step: int | None = None) -> Any:
         """Read a checkpoint onto the devices.
@@ -105,7 +103,7 @@ class Checkpoints:
           UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
         """
         step = self.latest if step is None else step
-        with self._explained(step):
+        with self._reading(step):
             saved = self._checkpointer.metadata(step).metadata
             if not jax.tree.leaves(saved):
                 raise ValueError("its list of arrays is damaged")
@@ -117,7 +115,7 @@ class Checkpoints:
                 f"{f' and {len(differences) - 1} more' if len(differences) > 1 else ''}; "
                 "use the config it was made with, or another workdir="
             )
-        with self._explained(step):
+        with self._reading(step):
             return _with_numbers(self._load(step, saved, like), self.config)
 
     def _load(self, step: int | None, saved: Any, like: Any) -> Any:
@@ -142,7 +140,7 @@ class Checkpoints:
           UserError: the checkpoint cannot be read.
         """
         place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        with self._explained(step):
+        with self._reading(step):
             saved = self._checkpointer.metadata(step).metadata.get(name)
             if not jax.tree.leaves(saved):
                 return None
@@ -153,13 +151,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until everything is on disk."""
-        try:
+        with self._writing():
             self._finish()
             self._seal()
             if self._seals is not None:
                 self._seals.wait()
-        except (OSError, ValueError) as error:
-            raise self._disk_error(error) from error
 
     def _finish(self) -> None:
         """Wait for the checkpoint that is being written, and end Orbax's thread, which otherwise stays until exit."""
@@ -175,7 +171,7 @@ class Checkpoints:
             self._seals.seal(self.steps)
 
     @contextlib.contextmanager
-    def _explained(self, step: int | None) -> Iterator[None]:
+    def _reading(self, step: int | None) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax's and tensorstore's own, several kinds.
@@ -190,15 +186,18 @@ class Checkpoints:
                 f"{self._checkpointer.directory}/{step}: cannot be read ({reason(error)}); {remedy}"
             ) from error
 
-    def _disk_error(self, error: Exception) -> UserError:
-        if is_of_collective(error):
-            raise error
-        # Orbax reports a full disk as a ValueError of many lines.
-        remedy = "see that the bucket can be written" if self._remote else "free disk space"
-        return UserError(
-            f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason(error)}); "
-            f"{remedy} and run again, or pass another workdir="
-        )
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # Orbax reports a full disk as a ValueError of many lines.
+            if is_of_collective(error):
+                raise
+            remedy = "see that the bucket can be written" if self._remote else "free disk space"
+            raise UserError(
+                f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason(error)}); "
+                f"{remedy} and run again, or pass another workdir="
+            ) from error
 
     def __enter__(self) -> "Checkpoints":
         return self
