@@ -13,7 +13,6 @@ from jaxretr.models.engine_choice import packed_row
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
 from jaxretr.runtime.parallel.programs import is_cuda
-from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows
 from jaxretr.training.runs.encoder_start import Model, ModelShape, frozen_branches
 from jaxretr.training.runs.index_upkeep import IndexCodes, serves_evaluation, steps_of_a_round
@@ -31,14 +30,14 @@ from jaxretr.training.runs.outline import (
     training_step,
 )
 from jaxretr.training.runs.whole_corpus import (
+    Programs,
     WholeCorpus,
     abstract_train_state,
     activation_bytes,
     evaluation_batch,
-    initial_state,
     splits,
 )
-from jaxretr.training.state import CorpusState, StepNumbers, TrainState
+from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 from jaxretr.training.steps.score_table import TableState
 
@@ -58,11 +57,10 @@ class RunState(NamedTuple):
     """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
-class CorpusPrograms:
+class CorpusPrograms(Programs):
     """The programs of a run, and its passages on the devices; nothing is compiled yet.
 
     Attributes:
-      optimizer: optimizer of the trained parameters.
       step: the training step.
       whole: the passages, with the programs that encode and search them.
       codes: product codes.
@@ -87,23 +85,16 @@ class CorpusPrograms:
           store: the passages' tokens.
           mesh: the devices.
         """
-        self.config, self.program, self.model, self.mesh = config, program, model, mesh
-        self.frozen = frozen_branches(config.encoder, config.joint, model.config)
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        frozen = frozen_branches(config.encoder, config.joint, model.config)
+        super().__init__(config, mesh, frozen, split=program.shard_parameters)
+        self.program, self.model = program, model
         self.step = make_step(program, self.optimizer, mesh)
         self.whole = WholeCorpus(store, program, mesh)
         self.codes = IndexCodes(program, mesh, program.corpus_rows or store.num_rows)
 
-    def first_state(self, model: Model) -> TrainState:
-        """Return the state before the first step without product codes, with the parameters of `model`."""
-        split = self.program.shard_parameters
-        numbers = StepNumbers.of(self.config)
-        return initial_state(model.params, self.optimizer, self.mesh, self.frozen, split=split, numbers=numbers)
-
     def abstract_state(self, empty_table: Callable[[], TableState] | None = None) -> RunState:
         """Return the shapes and shardings of the first state, whose table of scores `empty_table` returns."""
-        split = self.program.shard_parameters
-        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=self.split)
         train = self.codes.abstract(train, self.whole.passages)
         if not self.program.searches:
             return RunState(train, None)

@@ -116,7 +116,7 @@ class CorpusRun:
         self._step_is_compiled = compile_ahead(
             self.step_of(0), lambda: self.arguments(self.abstract_state(), put_batch(self.mesh, self._on_host(0)))
         )
-        train = self.codes.first(self.programs.first_state(self.first_model()), self.whole.passages)
+        train = self.codes.first(self.programs.first_state(self.first_model().params), self.whole.passages)
         if not self.program.searches:
             return RunState(train, None)
         index = self.whole.encode(train)

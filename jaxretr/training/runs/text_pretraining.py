@@ -20,11 +20,10 @@ from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.streams import HostStream, host_generator
-from jaxretr.training import optim
 from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
 from jaxretr.training.runs.run_inputs import Inputs
-from jaxretr.training.runs.whole_corpus import abstract_train_state, initial_state, put_batch
-from jaxretr.training.state import StepNumbers, TrainState
+from jaxretr.training.runs.whole_corpus import Programs, abstract_train_state, put_batch
+from jaxretr.training.state import TrainState
 from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
 
 
@@ -68,12 +67,11 @@ class TextData:
         return (f"{passage.title} {passage.text}" for passage in list(self.corpus)[::every])
 
 
-class TokenPrograms:
+class TokenPrograms(Programs):
     """The compiled programs of a run without a corpus on the devices: of a language model, or of a cross-encoder.
 
     Attributes:
       loss: sum of the losses of a batch.
-      optimizer: optimizer of the trained parameters.
       step: the training step, from `make_token_step`.
       evaluation: the held-out loss, from `make_token_loss`.
     """
@@ -100,19 +98,14 @@ class TokenPrograms:
           dropout: whether the loss is given keys in training.
           frozen: names of branches of the parameters that are not trained.
         """
-        self.config, self.mesh, self.loss, self._params, self._frozen = config, mesh, loss, params, frozen
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        super().__init__(config, mesh, frozen)
+        self.loss, self._params = loss, params
         self.step = make_token_step(loss, self.optimizer, mesh, chunk=chunk, dropout=dropout)
         self.evaluation = make_token_loss(loss, mesh)
 
-    def first_state(self, params: Params) -> TrainState:
-        """Return the state before the first step, with these parameters."""
-        numbers = StepNumbers.of(self.config)
-        return initial_state(params, self.optimizer, self.mesh, self._frozen, numbers=numbers)
-
     def abstract_state(self) -> TrainState:
         """Return the shapes and shardings of the state."""
-        return abstract_train_state(self._params(), self.optimizer, self.mesh, self._frozen)
+        return abstract_train_state(self._params(), self.optimizer, self.mesh, self.frozen)
 
     def evaluation_rows(self, held_out: int) -> int:
         """Return how many of so many held-out passages the evaluation takes at once; 0 if there is none."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxretr.config import DevData, PairEncoder, Typos
+from jaxretr.config import Config, DevData, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
@@ -34,6 +34,7 @@ from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import memory, sharding
 from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
+from jaxretr.training import optim
 from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import Model
 from jaxretr.training.runs.run_inputs import judged_digest
@@ -371,34 +372,39 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
     return config.shard_parameters and devices > 1
 
 
-def initial_state(
-    params: Params,
-    optimizer,
-    mesh: Mesh,
-    frozen: Collection[str] = (),
-    *,
-    split: bool = False,
-    numbers: StepNumbers | None = None,
-) -> TrainState:
-    """Return the state before the first step, on the devices.
+class Programs:
+    """What the programs of all runs have in common.
 
-    Args:
-      params: parameters that it begins with.
+    Attributes:
       optimizer: optimizer of the trained parameters.
-      mesh: the devices.
-      frozen: names of branches that are not trained.
-      split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
-      numbers: the run's learning rate and seed.
     """
-    # A copy: the first step donates these buffers, and the model keeps its own.
-    trained, kept = partition(sharding.put(jax.tree.map(np.array, params), mesh, split=split), frozen)
-    return sharding.put(TrainState.create(trained, optimizer, kept, numbers), mesh, split=split)
+
+    def __init__(self, config: Config, mesh: Mesh, frozen: tuple[str, ...], *, split: bool = False):
+        """Build the optimizer.
+
+        Args:
+          config: config of the run.
+          mesh: the devices.
+          frozen: names of branches of the parameters that are not trained.
+          split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
+        """
+        self.config: Any = config
+        self.mesh, self.frozen, self.split = mesh, frozen, split
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
+
+    def first_state(self, params: Params) -> TrainState:
+        """Return the state before the first step, on the devices, with these parameters."""
+        # A copy: the first step donates these buffers, and the model keeps its own.
+        placed = sharding.put(jax.tree.map(np.array, params), self.mesh, split=self.split)
+        trained, kept = partition(placed, self.frozen)
+        state = TrainState.create(trained, self.optimizer, kept, StepNumbers.of(self.config))
+        return sharding.put(state, self.mesh, split=self.split)
 
 
 def abstract_train_state(
     params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
 ) -> TrainState:
-    """Return the shapes and shardings of `initial_state`; only the shapes of `params` are read."""
+    """Return the shapes and shardings of `Programs.first_state`; only the shapes of `params` are read."""
     state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
     return sharding.abstract(state, mesh, split=split)
 
