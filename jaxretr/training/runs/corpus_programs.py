@@ -111,14 +111,14 @@ class CorpusPrograms(Programs):
           resident: the arguments that stay on the devices, by what they are.
           evaluates: whether there are dev questions to search for.
         """
-        state, index, batch = arguments[0], arguments[1], arguments[-1]
+        state, index, batch, passages = arguments[0], arguments[1], arguments[-1], self.whole.passages
         programs = [training_step(self.step, arguments, resident)]
         if index is not None:
             programs += self._refreshes(programs[0], state, index)
         if self.codes.active:
-            groups = {**_weights(state), TOKENS: self.whole.passages, CODES: state.codes}
-            of_codes = (state.weights, self.whole.passages, state.codes, state.step, state.numbers.seed)
-            programs.append(Planned("codes", f"every {self.codes.every} steps", self.codes.learn, of_codes, groups))
+            when, read = f"every {self.codes.every} steps", (passages, state.codes, state.step, state.numbers.seed)
+            groups = {TOKENS: passages, CODES: state.codes}
+            programs.append(_with_weights(state, "codes", when, self.codes.learn, read, groups))
         if evaluates:
             programs += self._evaluation(state, index, batch.tokens.dtype)
         return Outline(programs, resident)
@@ -144,38 +144,30 @@ class CorpusPrograms(Programs):
         live = index is not None and serves_evaluation(self.config.index, self.config.train)
         name, searched = (INDEX if live else FRESH_INDEX), self.whole.abstract_index()
         questions = token_shapes(self.mesh, ids, self.model.config.max_question_length, evaluation_batch(self.mesh))
-        search = Planned(
-            "search",
-            "for every 128 dev questions",
-            self.whole.search,
-            (state.weights, searched, questions.tokens, questions.lengths, None),
-            {**_weights(state), name: searched, BATCH: questions},
-        )
-        if live:
-            return [search]
-        if self.program.encoder.sparse:
+        search, passages = ("search", "for every 128 dev questions"), self.whole.passages
+        if self.program.encoder.sparse and not live:
             rows = jax.ShapeDtypeStruct((self.whole.block_rows,), jnp.int32)
-            groups = {**_weights(state), TOKENS: self.whole.passages}
-            encode = "encode", f"for every {rows.size} passages of an evaluation", self.whole.embed_rows
-            asked = state.weights, questions.tokens, questions.lengths
-            return [
-                Planned(*encode, (state.weights, self.whole.passages, rows), groups),
-                search._replace(
-                    program=self.whole.embed_questions, arguments=asked, groups={**_weights(state), BATCH: questions}
-                ),
-            ]
-        return [self._encode("encode", "every evaluation that finds no fresh index", state, searched, name), search]
+            when, program = f"for every {rows.size} passages of an evaluation", self.whole.embed_rows
+            encode = _with_weights(state, "encode", when, program, (passages, rows), {TOKENS: passages})
+            asked = questions.tokens, questions.lengths
+            return [encode, _with_weights(state, *search, self.whole.embed_questions, asked, {BATCH: questions})]
+        asked, groups = (searched, questions.tokens, questions.lengths, None), {name: searched, BATCH: questions}
+        found = [_with_weights(state, *search, self.whole.search, asked, groups)]
+        if live:
+            return found
+        return [self._encode("encode", "every evaluation that finds no fresh index", state, searched, name), *found]
 
     def _encode(self, name: str, when: str, state: TrainState, index: CorpusState, group: str) -> Planned:
-        tokens = self.whole.passages
-        arguments = state.weights, tokens, index, state.step
-        return Planned(
-            name, when, self.whole.refresh_program, arguments, {**_weights(state), TOKENS: tokens, group: index}
-        )
+        read, groups = (self.whole.passages, index, state.step), {TOKENS: self.whole.passages, group: index}
+        return _with_weights(state, name, when, self.whole.refresh_program, read, groups)
 
 
-def _weights(state: TrainState) -> dict[str, Any]:
-    return {PARAMETERS: state.params, FROZEN: state.frozen}
+def _with_weights(
+    state: TrainState, name: str, when: str, program: Any, others: tuple[Any, ...], groups: dict[str, Any]
+) -> Planned:
+    """Return a program whose first argument is the weights; the others, and what they are."""
+    groups = {PARAMETERS: state.params, FROZEN: state.frozen, **groups}
+    return Planned(name, when, program, (state.weights, *others), groups)
 
 
 def index_settings(
