@@ -30,10 +30,9 @@ from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgr
 from jaxretr.training.steps.index_refresh import make_refresh
 from jaxretr.training.steps.live_index import IndexProgram, find_passages
 from jaxretr.training.steps.mlm import mask, masked_lm_loss
-from jaxretr.training.steps.teacher_widths import TeacherWidths
 from jaxretr.training.steps.teaching import Teaching
 from jaxretr.training.steps.token_step import make_token_step
-from jaxretr.training.steps.widths import passage_widths
+from jaxretr.training.steps.widths import TeacherWidths, passage_widths
 from on_gpu import formulas
 from on_gpu.art_sizes import ArtSizes
 from on_gpu.encoding import assert_near

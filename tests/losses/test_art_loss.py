@@ -14,7 +14,7 @@ from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.runs.art import art_program
-from jaxretr.training.steps.teacher_widths import TeacherWidths
+from jaxretr.training.steps.widths import TeacherWidths
 
 B, K, TAU = 3, 5, 4.0
 

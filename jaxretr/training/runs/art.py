@@ -43,8 +43,8 @@ from jaxretr.training.runs.teacher_table import check_made_of, made_of, read_tab
 from jaxretr.training.state import TokenRows
 from jaxretr.training.steps.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.training.steps.score_table import TableState
-from jaxretr.training.steps.teacher_widths import TeacherWidths
 from jaxretr.training.steps.teaching import Teaching
+from jaxretr.training.steps.widths import TeacherWidths
 
 log = logging.getLogger(__name__)
 

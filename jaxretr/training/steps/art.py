@@ -32,7 +32,7 @@ from jaxretr.runtime.parallel.sharding import PARAMETERS_OR_STATE, compiled_over
 from jaxretr.runtime.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.runtime.streams import KeyStream
 from jaxretr.training.state import CorpusState, CorpusTokens, TokenRows, TrainState
-from jaxretr.training.steps.encoding import embed_batch, embed_side
+from jaxretr.training.steps.encoding import TextKeys, embed_batch, embed_side
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     IndexProgram,
@@ -45,7 +45,6 @@ from jaxretr.training.steps.live_index import (
 )
 from jaxretr.training.steps.score_table import TableState
 from jaxretr.training.steps.teaching import Questions, Teaching, teach
-from jaxretr.training.steps.text_keys import TextKeys
 from jaxretr.training.steps.typo_terms import typo_losses
 
 

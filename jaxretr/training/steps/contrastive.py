@@ -32,7 +32,7 @@ from jaxretr.training.steps.batch_loss import (
     batch_loss,
     sparsity,
 )
-from jaxretr.training.steps.encoding import embed_batch, embed_side
+from jaxretr.training.steps.encoding import TextKeys, embed_batch, embed_side
 from jaxretr.training.steps.index_aware import loss_on_index
 from jaxretr.training.steps.live_index import (
     fetch_rows,
@@ -42,7 +42,6 @@ from jaxretr.training.steps.live_index import (
     staleness_of,
     write_back,
 )
-from jaxretr.training.steps.text_keys import TextKeys
 
 
 def make_step(

@@ -22,7 +22,7 @@ from jaxretr.training.steps.blocks import num_blocks, while_counted
 from jaxretr.training.steps.dealing import Share, deal, first_of_equals, share
 from jaxretr.training.steps.live_index import fetch_rows
 from jaxretr.training.steps.score_table import TableState, look_up, remember
-from jaxretr.training.steps.teacher_widths import TeacherWidths
+from jaxretr.training.steps.widths import TeacherWidths
 
 # Number of blocks that a device's rows make, about, so that the last one's empty places are few.
 _BLOCKS = 32

@@ -37,7 +37,7 @@ from jaxretr.training.runs.corpus_sizes import corpus_size
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.outline import Planned
 from jaxretr.training.runs.teacher_start import teacher_shape
-from jaxretr.training.steps.teacher_widths import TeacherWidths
+from jaxretr.training.steps.widths import TeacherWidths
 
 REPOSITORY = Path(__file__).parents[3]
 

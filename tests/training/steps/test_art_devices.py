@@ -24,7 +24,7 @@ from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.art import make_step
-from jaxretr.training.steps.text_keys import TextKeys
+from jaxretr.training.steps.encoding import TextKeys
 
 MESHES: dict[str, Callable[[], jax.sharding.Mesh]] = {
     "1 device": lambda: make_mesh(jax.devices()[:1]),

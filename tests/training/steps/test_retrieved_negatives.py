@@ -16,7 +16,7 @@ from jaxretr.runtime.parallel.mesh import DATA, make_mesh
 from jaxretr.training.state import CorpusState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram
 from jaxretr.training.steps.contrastive import retrieve_negatives
-from jaxretr.training.steps.text_keys import TextKeys
+from jaxretr.training.steps.encoding import TextKeys
 
 B, D, N, ROWS = 8, 16, 20, 24
 """3 rows a device of 8, the last 4 of them padding."""

@@ -23,7 +23,7 @@ from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.mlm import MlmRun
 from jaxretr.training.runs.step_questions import StepQuestions
 from jaxretr.training.state import step_key
-from jaxretr.training.steps.text_keys import TextKeys
+from jaxretr.training.steps.encoding import TextKeys
 
 SEED, STEP = 5, 3
 

@@ -24,9 +24,8 @@ from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.training.state import CorpusTokens
 from jaxretr.training.steps import dealing
 from jaxretr.training.steps.score_table import EMPTY, TableState
-from jaxretr.training.steps.teacher_widths import TeacherWidths
 from jaxretr.training.steps.teaching import Questions, TeacherAnswer, Teaching, teach
-from jaxretr.training.steps.widths import fewest_widths
+from jaxretr.training.steps.widths import TeacherWidths, fewest_widths
 
 SEED = 11
 N, L, Q, T = 64, 40, 24, 12
