@@ -159,9 +159,11 @@ class CorpusRun:
     def save_model(self, state: RunState, folder: Path) -> None:
         """Write the model's folder."""
         model, params = self.model, jax.tree.map(to_host, state.train.weights)
+        if jax.process_index() != 0:
+            return
         if isinstance(model, JointModel):
-            model.save(params, folder)
-        elif jax.process_index() == 0:
+            model.combined(params).save(folder)
+        else:
             # The head belongs to the encoder that it was trained with.
             head = model.mlm_head if state.train.frozen else None
             DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)

@@ -325,7 +325,7 @@ def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> 
 
 
 class JointModel:
-    """A base encoder and a frozen lexical one as one model: configuration, first parameters, tokenizer, and saving."""
+    """A base encoder and a frozen lexical one as one model: configuration, first parameters, tokenizer, and both as an encoder."""
 
     def __init__(self, encoder: EncoderConfig, joint: Joint, seed: int):
         """Load both encoders.
@@ -362,12 +362,6 @@ class JointModel:
             for name, config in (("base", self.config.base), ("lexical", self.config.lexical))
         ]
         return CombinedEncoder(parts, [1.0, float(params["weight"])], "concatenate", names=["base", "lexical"])
-
-    def save(self, params: Params, folder: Path) -> None:
-        """Write both encoders and the weight as one model."""
-        encoder = self.combined(params)
-        if jax.process_index() == 0:
-            encoder.save(folder)
 
 
 Model = DualEncoder | JointModel
