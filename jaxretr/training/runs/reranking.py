@@ -43,8 +43,7 @@ class RerankingSet:
         if judged is None:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
-        if self.qrels is not None:
-            check_corpus(judged, corpus)
+        check_corpus(judged, corpus)
         own, depth = own_rows(self.questions, corpus, self.qrels), data.dev_depth
         found = (
             first_ranks(corpus, [question.text for question in self.questions], depth + 1)

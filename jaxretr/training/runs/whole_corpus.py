@@ -251,8 +251,7 @@ class DevSet:
         if judged is None:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
-        if self.qrels is not None:
-            check_corpus(judged, corpus)
+        check_corpus(judged, corpus)
         self._own = own_rows(self.questions, corpus, self.qrels)
         texts = [question.text for question in self.questions]
         prompt = None if part is None else part.prompt
@@ -332,8 +331,9 @@ def dev_questions(data: DevData) -> Judged | None:
 
 
 def check_corpus(judged: Judged, corpus: Corpus) -> None:
-    """Refuse judgements of another corpus, which would make every metric 0."""
-    assert judged.qrels is not None
+    """Refuse judgements of another corpus, which would make every metric 0; questions may have none."""
+    if judged.qrels is None:
+        return
     passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}
     if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
         raise UserError(
