@@ -42,14 +42,8 @@ def corpus_tokens(store: TokenStore | EstimatedRows, rows: int, mesh: Mesh) -> C
     """
     if isinstance(store, EstimatedRows):
         return _shapes(store, rows, mesh)
-    devices, width, offsets = mesh.shape[DATA], width_of(store), store.offsets
-
-    def bounds_of(parts: int) -> np.ndarray:
-        # The first id of every part, and the end of the last, int64 [parts + 1]; rows without an offset are empty.
-        return offsets[np.minimum(np.arange(parts + 1) * (rows // parts), len(offsets) - 1)]
-
-    parts, length = _parts(devices, width, lambda parts: int(np.diff(bounds_of(parts)).max()))
-    bounds, rows_of_part = bounds_of(devices * parts), rows // (devices * parts)
+    layout = Layout(store.offsets, rows, width_of(store), mesh.shape[DATA])
+    bounds, length = layout.bounds, layout.length
 
     def flat(start: int, stop: int) -> np.ndarray:
         part = start // length  # A device asks only for its own part.
@@ -62,16 +56,45 @@ def corpus_tokens(store: TokenStore | EstimatedRows, rows: int, mesh: Mesh) -> C
             row[: len(ids)] = ids
         return filled
 
-    def starts(start: int, stop: int) -> np.ndarray:
-        present = np.arange(start, min(stop, len(offsets) - 1))
-        return (offsets[present] - bounds[present // rows_of_part]).astype(np.int32)
-
     return CorpusTokens(
-        put_rows(mesh, flat if parts == 1 else table, _ids_shape(devices, parts, length), store.dtype),
-        put_rows(mesh, starts, (rows,), np.int32),
+        put_rows(mesh, flat if len(layout.shape) == 1 else table, layout.shape, store.dtype),
+        put_rows(mesh, layout.offsets, (rows,), np.int32),
         put_rows(mesh, store.lengths, (rows,), np.int32),
-        width,
+        layout.width,
     )
+
+
+class Layout:
+    """Layout of the ids of rows on the devices (`CorpusTokens`).
+
+    Attributes:
+      width: number of columns that hold the longest row.
+      length: M, the number of ids of a part.
+      bounds: the first id of every part, and the end of the last, int64 [devices * S + 1].
+      shape: shape of the array of ids.
+    """
+
+    def __init__(self, offsets: np.ndarray, rows: int, width: int, devices: int):
+        """Divide the rows into parts.
+
+        Args:
+          offsets: start of each row among the ids, and the end of the last, int64 [up to N + 1].
+          rows: N; rows without an offset are empty.
+          width: number of columns that hold the longest row.
+          devices: number of devices that share the rows.
+        """
+
+        def bounds(parts: int) -> np.ndarray:
+            return offsets[np.minimum(np.arange(parts + 1) * (rows // parts), len(offsets) - 1)]
+
+        parts, self.length = _parts(devices, width, lambda parts: int(np.diff(bounds(parts)).max()))
+        self.width, self.bounds, self.shape = width, bounds(devices * parts), _ids_shape(devices, parts, self.length)
+        self._offsets, self._rows = offsets, rows // (devices * parts)
+
+    def offsets(self, start: int, stop: int) -> np.ndarray:
+        """Return the start of rows in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
+        present = np.arange(start, min(stop, len(self._offsets) - 1))
+        return (self._offsets[present] - self.bounds[present // self._rows]).astype(np.int32)
 
 
 def _shapes(store: EstimatedRows, rows: int, mesh: Mesh) -> CorpusTokens:

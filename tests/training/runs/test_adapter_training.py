@@ -41,7 +41,7 @@ from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.plan.requirements import shard_bytes
 from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
-from jaxretr.training.runs.whole_corpus import select
+from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.state import CorpusTokens, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch
 from jaxretr.training.steps.contrastive import make_step
@@ -250,7 +250,7 @@ def test_gradients_are_those_of_the_plain_loss(outcomes: dict[str, Outcome]) -> 
         for j, place in negatives_of(run.program, examples, i):
             negative[i, j, place] = True
     batch = jax.device_get(run.batch(0))
-    tokens, lengths = select(run.store, np.maximum(rows.ravel(), 0))
+    tokens, lengths = run.store.select(np.maximum(rows.ravel(), 0), width_of(run.store))
     assert NO_PASSAGE in rows and not negative.all()
 
     def loss(params: Params) -> jax.Array:
