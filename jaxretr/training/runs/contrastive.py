@@ -53,12 +53,8 @@ class ContrastiveRun(CorpusRun):
 
         # ---- examples ------------------------------------------------------------------------------------------------
         self.mixture = Mixture(config)
-        self.examples = self.mixture.examples
-        passages, self.corpus_rows, self.contents = (
-            self.examples.passages,
-            self.examples.corpus_rows,
-            self.examples.contents,
-        )
+        examples = self.examples = self.mixture.examples
+        passages, self.corpus_rows, self.contents = examples.passages, examples.corpus_rows, examples.contents
         self.draws = self.examples.draws
         self.batches = self.mixture.batches
         query_prompt, passage_prompt = self.mixture.prompts(self.model)

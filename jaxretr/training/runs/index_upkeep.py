@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxretr.config import LiveIndex, Train
 from jaxretr.runtime.errors import UsageError
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.matmul_flops import matmul_flops
-from jaxretr.runtime.parallel.mesh import put_tree, to_host
+from jaxretr.runtime.parallel.mesh import replicate, to_host
 from jaxretr.training.runs.whole_corpus import WholeCorpus
 from jaxretr.training.state import CorpusState, CorpusTokens, ProductCodes, TrainState
 from jaxretr.training.steps.index_aware import make_learn
@@ -58,14 +58,13 @@ class IndexUpkeep:
         refresh = matmul_flops(corpus.trace(train.weights, self.whole.passages, index, train.step))
         every = steps_of_a_round(share, matmul_flops(trace_step()), refresh)
         log.info("index.refresh_share=%g: every row of the index is encoded again every %d steps", share, every)
-        return put_tree(np.int32(every), self._everywhere())
+        return replicate(self.whole.mesh, np.int32(every))
 
     def abstract_every(self) -> Any:
         """Return the shape of the result of `counted`."""
-        return None if self._every is not None else jax.ShapeDtypeStruct((), jnp.int32, sharding=self._everywhere())
-
-    def _everywhere(self) -> NamedSharding:
-        return NamedSharding(self.whole.mesh, PartitionSpec())
+        if self._every is not None:
+            return None
+        return jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.whole.mesh, sharding.REPLICATED))
 
     # ---- what is due -------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Mixture:
         columns = zip(*((part.ids, part.titles, part.texts) for part in corpora + extras), strict=True)
         passages = Corpus(*([text for part in column for text in part] for column in columns))
         contents = duplicate_groups(passages)
-        draws = _MixtureDraws(self.members, contents, mixed=mixed)
+        draws = _MixtureDraws(self, contents, mixed=mixed)
         texts = _Chained([each.examples.texts for each in self.members])
         return RunExamples(texts, draws, None, passages, sum(map(len, corpora)), contents)
 
@@ -128,7 +128,8 @@ class Mixture:
 
     def sets_of(self, questions: np.ndarray) -> np.ndarray:
         """Return the number of the set of each question, int32."""
-        return _sets_of(self.members, questions)
+        firsts = [each.first_question for each in self.members]
+        return (np.searchsorted(firsts, questions, side="right") - 1).astype(np.int32)
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -212,11 +213,6 @@ def _shared(blocks: Sequence[tuple[str, int]]) -> Prompt:
     return first if all(prompt == first for prompt, _ in blocks) else RowPrompts(blocks)
 
 
-def _sets_of(members: Sequence[Member], questions: np.ndarray) -> np.ndarray:
-    firsts = [each.first_question for each in members]
-    return (np.searchsorted(firsts, questions, side="right") - 1).astype(np.int32)
-
-
 class _Chained(Sequence[str]):
     """Texts of several sequences one after the other, which may be on disk."""
 
@@ -250,10 +246,10 @@ class _MixtureDraws(Draws):
     Batches of one set have its own places, mixed batches those of all sets.
     """
 
-    def __init__(self, members: Sequence[Member], contents: np.ndarray, *, mixed: bool):
-        self.members, self.contents, self.mixed = members, contents, mixed
-        self.positives = max(each.examples.draws.positives for each in members)
-        self.content = [each.examples.draws.content for each in members]
+    def __init__(self, mixture: Mixture, contents: np.ndarray, *, mixed: bool):
+        self.members, self.contents, self.mixed, self._sets_of = mixture.members, contents, mixed, mixture.sets_of
+        self.positives = max(each.examples.draws.positives for each in self.members)
+        self.content = [each.examples.draws.content for each in self.members]
 
     @property
     def places(self) -> int:
@@ -293,7 +289,7 @@ class _MixtureDraws(Draws):
 
     def _divided(self, chosen: np.ndarray) -> list[tuple[np.ndarray, Member, np.ndarray]]:
         """Return the places of each set's questions among the chosen ones, the set, and their numbers in it."""
-        sets = _sets_of(self.members, chosen)
+        sets = self._sets_of(chosen)
         found = [np.flatnonzero(sets == number) for number in range(len(self.members))]
         pairs = zip(found, self.members, strict=True)
         return [(mine, member, chosen[mine] - member.first_question) for mine, member in pairs if len(mine)]

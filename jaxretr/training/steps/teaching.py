@@ -180,12 +180,8 @@ def _score_new(
 def _block_rows(slots: int, width: int, teaching: Teaching) -> int:
     """Return the number of rows in a block of this width."""
     most = teaching.chunk * teaching.widths.rows[-1] // width
-    wanted = _TOKENS_ON_CPUS // width if teaching.on_cpus else _eights(num_blocks(slots, _BLOCKS))
+    wanted = _TOKENS_ON_CPUS // width if teaching.on_cpus else -(-num_blocks(slots, _BLOCKS) // 8) * 8
     return min(max(1, min(most, wanted)), slots)
-
-
-def _eights(n: int) -> int:
-    return -(-n // 8) * 8
 
 
 def _counted(done: jax.Array, count: int, **work: int) -> jax.Array:
