@@ -41,10 +41,10 @@ SparseVector = with_config(ConfigDict(strict=True, extra="forbid", title="Sparse
 )
 """A vector by its dimensions that are not 0, as `encoding_format` sparse returns it: their numbers, and the values there."""
 FieldText = Annotated[str, StringConstraints(max_length=4096)]
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-FieldValue = FieldText | bool | Integer | Number | None
+# An integer has any number of digits: as a floating-point number it would be another one.
+FieldValue = FieldText | bool | int | Number | None
 FieldValues = FieldValue | Annotated[list[FieldValue], Field(max_length=1000)]
-Bound = FieldText | Integer | Number
+Bound = FieldText | int | Number
 FieldCondition = with_config(ConfigDict(strict=True, extra="forbid", title="FieldCondition"))(
     TypedDict(
         "FieldCondition",

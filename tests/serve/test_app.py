@@ -308,6 +308,23 @@ def test_null_is_as_if_left_out(call: Callable[..., Any]) -> None:
     call("DELETE", "/v1/notes/doc/null")
 
 
+def test_an_integer_beyond_64_bits_stays_what_it_is(call: Callable[..., Any]) -> None:
+    numbers = [2**63 + 1, 2**63, -(10**400)]
+    documents = [{"id": str(n), "title": "", "text": "a", "metadata": {"hash": n}} for n in numbers]
+    call("POST", "/v1/notes/upsert", json={"documents": documents}).raise_for_status()
+    assert call("GET", f"/v1/notes/doc/{2**63 + 1}").json() == documents[0]
+    for where, found in (
+        (numbers[0], {numbers[0]}),
+        ({"not_in": numbers[0]}, set(numbers[1:])),
+        ({"gt": numbers[1]}, {numbers[0]}),
+        (numbers[2], {numbers[2]}),
+    ):
+        request = {"query": "a", "where": {"hash": where}, "allow": list(map(str, numbers)), "fields": []}
+        [result] = call("POST", "/v1/notes/search", json=request).json()["results"]
+        assert {int(hit["id"]) for hit in result["hits"]} == found, where
+    call("POST", "/v1/notes/delete", json={"ids": list(map(str, numbers))}).raise_for_status()
+
+
 def test_reranked_hits_have_the_scorers_scores(
     call: Callable[..., Any], started: Service, tiny_cross_encoder: Any
 ) -> None:
