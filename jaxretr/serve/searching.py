@@ -1,5 +1,6 @@
 """Searches: from a request to its answer, over the queue of the encoder, an index, and the re-ranker."""
 
+import math
 import re
 import time
 from functools import partial
@@ -61,6 +62,7 @@ class Searching:
                 with_vectors=answer_hits.has_parts,
             )
             findings = await self._find(kind, vectors, search_options(request))
+            _check_finite(findings, "vector" if questions is None else None)
             searched = time.monotonic()
             results = await self._threads.search(answer_hits.results, findings, vectors)
             if depth is not None:
@@ -139,6 +141,16 @@ class Searching:
                 "the index has no texts to re-rank; start the service with --corpus, or leave rerank out", "rerank"
             )
         return await self._reranker.score([q for q, _ in pairs], [document for _, document in pairs])
+
+
+def _check_finite(findings: Findings, param: str | None) -> None:
+    """Refuse scores that float32, and so JSON, cannot hold: of hits in the order of scores the first or the last one."""
+    ends = (hit for hits in findings.hits for hit in (*hits[:1], *hits[-1:]))
+    if not all(math.isfinite(hit.score) for hit in ends):
+        what = "vector: its" if param else "the"
+        raise Invalid(
+            f"{what} scores with the index's vectors are too large for float32; scale the vectors down", param
+        )
 
 
 def _ms(seconds: float) -> float:

@@ -308,6 +308,16 @@ def test_null_is_as_if_left_out(call: Callable[..., Any]) -> None:
     call("DELETE", "/v1/notes/doc/null")
 
 
+def test_scores_that_json_cannot_hold_are_refused(call: Callable[..., Any]) -> None:
+    """They were answered as Infinity, which is not JSON."""
+    document = {"id": "far", "text": "a"}
+    body = {"documents": [document], "vectors": [[3e38] * 16]}
+    call("POST", "/v1/notes/upsert", json=body).raise_for_status()
+    problem = call("POST", "/v1/notes/search", json={"vector": [3e38] * 16, "allow": ["far"]})
+    assert (problem.status_code, problem.json()["error"]["param"]) == (422, "vector")
+    call("POST", "/v1/notes/delete", json={"ids": ["far"]}).raise_for_status()
+
+
 def test_an_integer_beyond_64_bits_stays_what_it_is(call: Callable[..., Any]) -> None:
     numbers = [2**63 + 1, 2**63, -(10**400)]
     documents = [{"id": str(n), "title": "", "text": "a", "metadata": {"hash": n}} for n in numbers]
