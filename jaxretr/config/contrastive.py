@@ -326,7 +326,9 @@ class ContrastiveConfig(Config):
             raise UsageError(
                 f"contrastive.hardness={contrastive.hardness}: must be at least 0; set contrastive.hardness"
             )
-        at_least(0, **{f"contrastive.{name}": getattr(contrastive, name) for name in _FLOPS})
+        for name in _FLOPS:
+            if getattr(contrastive, name) < 0:
+                raise UsageError(f"contrastive.{name}={getattr(contrastive, name)}: must be at least 0")
         if contrastive.flops_warmup and not (contrastive.flops_questions or contrastive.flops_passages):
             raise UsageError(
                 "contrastive.flops_warmup is of flops_questions and flops_passages; set one of them as well"

@@ -16,7 +16,7 @@ from jaxretr.data.answer_matching import AnswerMatcher, Match
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.text_rows import trec_problem
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, path_text
 from jaxretr.runtime.storage.files import atomic_write
 
 Path = str | os.PathLike[str]
@@ -67,10 +67,17 @@ def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
         return read_questions(queries, trec_ids=trec_ids)
     if isinstance(queries, Mapping):  # Its ids would be searched for.
         raise UserError("questions: a list is expected, not a dict; give Question(id, text) to keep ids")
-    return [
+    if isinstance(queries, bytes) or not isinstance(queries, Iterable):
+        raise UserError(
+            f"questions: a {type(queries).__name__} is neither a path nor a list; give a file, or a list of texts"
+        )
+    questions = [
         question if isinstance(question, Question) else Question(str(number), question)
         for number, question in enumerate(queries)
     ]
+    if wrong := next((each for each in questions if not isinstance(each.text, str)), None):
+        raise UserError(f"questions: {wrong.text!r:.60} is no text; give texts, or Question(id, text)")
+    return questions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +144,7 @@ class SearchRun(Mapping[str, dict[str, float]]):
         formats = get_args(RunFormat)
         if format not in formats:
             raise UsageError(f"format={format!r}{did_you_mean(format, formats)} ({', '.join(formats)})")
-        place = pathlib.Path(path).expanduser()
+        place = pathlib.Path(path_text(path)).expanduser()
         if format == "trec":
             write_trec(place, self.hits)
             return

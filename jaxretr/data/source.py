@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxretr.data.collection import CORPUS, QRELS, QUERIES, Collection, Row, Table
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, path_text
 from jaxretr.runtime.storage.files import sha256
 
 OPENERS: dict[str, Callable[[str, str | None], Collection]] = {}
@@ -338,6 +338,6 @@ def source_of(path: Input) -> Source:
     """Return where a path or name points to; a source itself."""
     if isinstance(path, FileSource | NamedSource):
         return path
-    text = os.fspath(path)
+    text = path_text(path)
     scheme, colon, _ = text.partition(":")
     return NamedSource(str(Path(text))) if colon and scheme in OPENERS else FileSource(Path(text).expanduser())

@@ -24,7 +24,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.encode import note_cut
 from jaxretr.models.text_encoder import TextEncoder
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice, check_list, path_text
 from jaxretr.runtime.parallel.hosts import agree, wait_for_all
 from jaxretr.runtime.parallel.memory import announce
 from jaxretr.runtime.progress import Progress, counted
@@ -240,12 +240,19 @@ def _passages(corpus: Corpus | CorpusStream | Path_ | Sequence[Path_]) -> Corpus
     if isinstance(corpus, Corpus | CorpusStream):
         return corpus
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
-    return CorpusStream([os.fspath(path) for path in paths], watch=lambda passages: counted(passages, "passage"))
+    check_list("corpus", paths)
+    return CorpusStream([path_text(path) for path in paths], watch=lambda passages: counted(passages, "passage"))
 
 
 def _questions(queries: Path_ | Sequence[Question] | None) -> Sequence[Question]:
     assert queries is not None
-    return read_questions(Path(queries)) if isinstance(queries, str | Path) else queries
+    if isinstance(queries, str | Path):
+        return read_questions(Path(queries))
+    check_list("queries", queries)
+    questions = list(queries)
+    if wrong := next((each for each in questions if not isinstance(each, Question)), None):
+        raise UsageError(f"queries: a {type(wrong).__name__} is no Question; give Question(id, text), or a file")
+    return questions
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.arrays import read_array, stored_dtype, write_array
-from jaxretr.runtime.errors import UserError, reason
+from jaxretr.runtime.errors import UserError, path_text, reason
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write, restore
 from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_description
 
@@ -45,7 +45,7 @@ def write(
     Raises:
       UserError: the folder holds something else, or cannot be written.
     """
-    target = Path(directory)
+    target = Path(path_text(directory))
     restore(target)
     check_replaceable(target, "an index", lambda names: META in names, (EMBEDDINGS, IDS, METADATA, META))
     with atomic_folder(target) as folder:
@@ -87,7 +87,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
     Raises:
       UserError: the folder is missing, incomplete, damaged or of another format.
     """
-    folder = Path(directory)
+    folder = Path(path_text(directory))
     meta = _read_meta(folder / META)
     stored = read_array(folder / EMBEDDINGS, meta["dtype"], (meta["rows"], meta["dim"]), _AGAIN)
     ids = read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None

@@ -35,7 +35,7 @@ from jaxretr.evaluate.searches import (
     index_search,
     own_encoder_search,
 )
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_list, path_text
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
     from jaxretr.config import EncodeDtype
@@ -101,6 +101,9 @@ def evaluate_model(
     # Find every error of the arguments and files before a model is loaded.
     if index is not None and keep is not None:
         raise UsageError("index is there already and keep writes what is missing; give one of them")
+    check_list("metrics", metrics)
+    if not metrics:
+        raise UsageError("metrics=[]: name at least one, for instance ndcg@10")
     for name in metrics:
         measures.parse(name)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
@@ -197,7 +200,13 @@ def evaluate_run(
       UsageError: arguments that do not go together, or an unknown metric.
       UserError: a file cannot be read, or files do not fit together.
     """
+    if not isinstance(run, str | Path):
+        measures.check_by_question("run", run)
+    if not isinstance(qrels, str | Path | None):
+        measures.check_by_question("qrels", qrels)
+    check_list("baselines", baselines)
     names = metrics or (OF_QRELS if answers is None else OF_ANSWERS)
+    check_list("metrics", names)
     for metric in names:
         (measures.parse if answers is None else cut_of_answers)(metric)
     if (qrels is None) == (answers is None):
@@ -344,7 +353,8 @@ def read_systems(
       UsageError: one is named twice.
       UserError: a run cannot be read, or a training run has no model yet.
     """
-    if len(names) != len({str(name) for name in names}):
+    check_list("baselines", names)
+    if len(names) != len({path_text(name) for name in names}):
         raise UsageError("a system is named twice; name each once")
 
     def search_with(model: _Path) -> Callable[[Corpus], Search]:

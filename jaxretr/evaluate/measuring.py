@@ -180,8 +180,8 @@ class TestSet:
         if run.keys().isdisjoint(known):
             what = "answers" if self.qrels is None else "judgements"
             raise UserError(
-                f"{name} and the {what} have no question in common, for instance '{next(iter(run), '')}' and "
-                f"'{next(iter(known), '')}'; give the {what} of the run's questions"
+                f"{name} and the {what} have no question in common, for instance {next(iter(run), '')!r} and "
+                f"{next(iter(known), '')!r}; give the {what} of the run's questions"
             )
         if self.qrels is not None:
             return metrics.evaluate(self.qrels, run, names, per_query=True, relevance_level=self.relevance_level)[1]

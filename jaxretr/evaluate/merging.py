@@ -19,7 +19,7 @@ from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub.dual_encoder_folder import check_finished
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_list
 
 Path_ = str | Path
 
@@ -82,8 +82,7 @@ def merge(
       UserError: a model cannot be read, or the models differ in shape, tokenizer, pooling or prompts.
       UsageError: a number of models or weights that does not fit, or both `weights` and `beir`.
     """
-    if isinstance(models, str | Path):
-        raise UsageError(f"models: a list is expected, not '{models}'; give at least two")
+    check_list("models", models)
     if how not in ("linear", "slerp"):
         raise UsageError(f"how={how}: no such way to merge; there are linear and slerp")
     check_grid(grid)

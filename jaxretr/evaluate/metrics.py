@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, overload
 
 from jaxretr.data.runs import ranked_ids
@@ -69,10 +70,14 @@ def evaluate(
     """
     if isinstance(measures, str):
         raise TypeError("measures must be a sequence of names, not one string")
+    if not isinstance(relevance_level, Real):
+        raise UsageError(f"relevance_level={relevance_level!r}: give a number, 1 or more")
     if relevance_level < 1:
         raise UsageError(
             f"a relevance level of {relevance_level} would count what is judged not relevant; give 1 or more"
         )
+    check_by_question("qrels", qrels)
+    check_by_question("run", run)
     computed = {name: (_MEASURES[base], cut) for name in measures for base, cut in [parse(name)]}
     if not qrels:
         raise UserError("there are no relevance judgements to measure against: the qrels are empty")
@@ -83,6 +88,18 @@ def evaluate(
             values[name][question_id] = measure(facts, cut)
     means = {name: mean(of_questions) for name, of_questions in values.items()}
     return (means, values) if per_query else means
+
+
+def check_by_question(name: str, content: object) -> None:
+    """Raise UserError for qrels or a run, by the parameter's name, that is not a dict of a dict for each question."""
+    value = "grade" if name == "qrels" else "score"
+    if not isinstance(content, Mapping):
+        raise UserError(f"{name}: a {type(content).__name__} is no dict; give {{question id: {{passage id: {value}}}}}")
+    for question_id, found in content.items():
+        if not isinstance(found, Mapping):
+            raise UserError(
+                f"{name}: question '{question_id}' has a {type(found).__name__}, not a dict; give {{passage id: {value}}}"
+            )
 
 
 def mean(of_questions: Mapping[str, float]) -> float:
@@ -112,6 +129,10 @@ class _Facts:
 
 
 def _facts_of(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Facts:
+    if wrong := next((id for id, grade in judged.items() if not isinstance(grade, Real)), None):
+        raise UserError(
+            f"the grade of passage '{wrong}' for question '{question_id}' is not a number; give a whole one"
+        )
     grades = [judged.get(passage_id) for passage_id in ranked_ids(retrieved, question_id=question_id)]
     gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]
     return _Facts(
@@ -215,6 +236,8 @@ def parse(name: str) -> tuple[str, float]:
     Raises:
       UsageError: there is no such measure, or its cut is missing or none.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"measure {name!r} is no text: write for instance ndcg@10")
     parts = re.fullmatch(r"([^@]*)(?:@(.*))?", name.strip().lower(), flags=re.DOTALL)
     assert parts is not None
     base, cut = parts.groups()

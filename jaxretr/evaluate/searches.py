@@ -84,7 +84,13 @@ def own_encoder_search(encoder: OwnEncoder, corpus: Corpus) -> Search:
     from jaxretr.indexes.exact import ExactIndex
 
     def embedded(name: str, texts: Sequence[Any]) -> np.ndarray:
-        found = np.asarray(getattr(encoder, name)(texts), np.float32)
+        returned = getattr(encoder, name)(texts)
+        try:
+            found = np.asarray(returned, np.float32)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{name} returned a {type(returned).__name__} that is no array of numbers; return [{len(texts)}, D]"
+            ) from None
         if found.ndim != 2 or len(found) != len(texts):
             raise UsageError(f"{name} returned {list(found.shape)} for {len(texts)} texts; return [{len(texts)}, D]")
         return found

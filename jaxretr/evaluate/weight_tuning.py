@@ -27,7 +27,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder, How
 from jaxretr.models.combining import load_models
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hub.combined_folder import check_replaceable
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_list
 from jaxretr.runtime.progress import Progress
 
 # Questions and passages of the estimate of both models' scales; its error, a few percent, is far below the grid's step.
@@ -107,6 +107,7 @@ def tune(
       UsageError: arguments that do not go together.
       UserError: a file cannot be read, or an index belongs to another model or corpus.
     """
+    check_list("models", models)
     if len(models) > 2:
         raise UsageError(f"tune finds one weight, of two models, not {len(models)}; combine more step by step")
     if beir is not None:

@@ -27,7 +27,7 @@ from jaxretr.indexes.opening import KINDS, kind_of
 from jaxretr.indexes.recall import Certificate, check_targets
 from jaxretr.indexes.recall import table as certificate_table
 from jaxretr.indexes.source import IndexSource
-from jaxretr.runtime.errors import UsageError, UserError, check_choice, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, check_choice, check_list, did_you_mean, path_text
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage import manifest
 
@@ -191,7 +191,7 @@ def export(
         raise UsageError(f"to={to} stores the texts as well: give the encoded passages as corpus=")
     if to in INDEXES:
         return _index(given)
-    out = Path(out).expanduser()
+    out = Path(path_text(out)).expanduser()
     model_folder.check_free(out)
     if to in MODELS:
         return _model(loaded(model), out, to, layout, license)
@@ -210,7 +210,7 @@ def _index(given: Mapping[str, Any]) -> Exported:
     """Write the embeddings of a corpus as an index; `given` are the arguments of `export`, checked."""
     to, corpus, queries = given["to"], given["corpus"], given["queries"]
     targets = check_targets(given["target_recall"] or 0.95)
-    out: Any = Path(given["out"]).expanduser()
+    out: Any = Path(path_text(given["out"])).expanduser()
     if to == "pgvector":
         from jaxretr.indexes.pgvector.address import Address
 
@@ -363,6 +363,7 @@ def update(
       UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
       UsageError: `add` is not what this kind of index takes, or `model`, `dtype` or `batch_size` is for a certified index.
     """
+    check_list("delete", () if delete is None or isinstance(delete, Path) else delete)
     if not is_live(folder):
         if (model, dtype, batch_size) != (None, None, None):
             raise UsageError(

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -249,7 +249,10 @@ def scalar_of(value: Any) -> Any:
 def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
     if not isinstance(field, str):
         raise UserError(f"metadata: the name {field!r} of a field is not a string")
-    if isinstance(values, str) or len(values) != rows:
+    if isinstance(values, str) or not isinstance(values, Sized):
+        kind = type(values).__name__
+        raise UserError(f"metadata: field {field!r} is a {kind}; give a list with one value for each row")
+    if len(values) != rows:
         raise UserError(f"metadata: field {field!r} has {len(values)} values for {rows} rows; give one for each row")
     scalars = [scalar_of(value) for value in values]
     for row, value in enumerate(scalars):

@@ -204,8 +204,11 @@ def opened(index: "AnyIndex", questions: int, k: int) -> Iterator[Index]:
         _check_alone(index.name, shared=False)
         yield index
     else:
+        certified = importlib.import_module(KINDS["scann"].module)
+        if not isinstance(index, certified.ScannIndex):
+            raise UsageError(f"a {type(index).__name__} is no index; give an index, an embedding store, or its folder")
         _check_alone(repr(index), shared=False)
-        yield importlib.import_module(KINDS["scann"].module).as_index(index, opening, repr(index))
+        yield certified.as_index(index, opening, repr(index))
 
 
 def _check_alone(name: str, shared: bool) -> None:

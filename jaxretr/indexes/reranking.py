@@ -27,7 +27,13 @@ def loaded_scorer(scorer: AnyScorer) -> Scorer:
     """The scorer, the one loaded from a path or hub name, or what a function returns that loads it."""
     if isinstance(scorer, str | Path):
         return load_scorer(scorer)
-    return scorer if isinstance(scorer, Scorer) else scorer()
+    if isinstance(scorer, Scorer):
+        return scorer
+    if not callable(scorer):
+        raise UsageError(
+            f"a {type(scorer).__name__} is no scorer; give what load_scorer returns, or its path or hub name"
+        )
+    return scorer()
 
 
 def name_of_scorer(scorer: Scorer) -> str:

@@ -22,6 +22,7 @@ from jaxretr.data.runs import to_json
 from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.evaluate.answers import Match
+from jaxretr.evaluate.metrics import check_by_question
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining.negatives import (
@@ -34,7 +35,7 @@ from jaxretr.mining.negatives import (
     rankings_of_run,
     warn_without_hits,
 )
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_write, open_descriptor, sha256
 
@@ -192,6 +193,11 @@ def mine(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read, or its ids do not match the corpus.
     """
+    if not isinstance(ranks, tuple | list) or len(ranks) != 2 or not all(isinstance(rank, int) for rank in ranks):
+        raise UsageError(f"ranks={ranks!r}: give the first and the last one, such as (1, 100)")
+    if not isinstance(run, str | Path | None):
+        check_by_question("run", run)
+    at_least(1, depth=depth)
     filters = Filters(
         negatives=negatives,
         first_rank=ranks[0],

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.data.question_identity import joined_by_text, without_own
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,10 @@ class Filters:
     answers: Match | None = "string"
 
     def __post_init__(self) -> None:
-        if self.negatives < 1:
-            raise UsageError(f"negatives={self.negatives}: at least 1 is required")
+        at_least(1, negatives=self.negatives)
+        for name in ("margin", "relative_margin"):
+            if not isinstance(getattr(self, name), int | float | np.number | None):
+                raise UsageError(f"{name}={getattr(self, name)!r}: give a number")
         if not 1 <= self.first_rank <= self.last_rank:
             raise UsageError(
                 f"ranks {self.first_rank}:{self.last_rank}: not a window; give the first and the last, from 1"

@@ -25,7 +25,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layer_stacks import as_operands, kernels_of, unstack
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Batch, Costs, PackedShapes, Shapes
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, at_least
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.runtime.parallel.machine import multiplies_bfloat16
@@ -194,8 +194,7 @@ class Engine:
         Raises:
           UserError: `batch_size` is not positive.
         """
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
+        at_least(1, batch_size=batch_size)
         unfinished: deque[_Result] = deque()
         in_flight: deque[tuple[_Result, Batch, jax.Array | np.ndarray]] = deque()
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.hub.dual_encoder_folder import states_use
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least, path_text
 
 # Texts whose vectors exist with all their dimensions at a time.
 _ROWS = 512
@@ -36,7 +36,7 @@ class SparseEncoder(DualEncoder):
           UserError: as there; or a dense encoder, or no such head.
         """
         pooling = settings.pop("pooling", None)
-        if pooling is None and (Path(path_or_name).expanduser().is_file() or not states_use(path_or_name)):
+        if pooling is None and (Path(path_text(path_or_name)).expanduser().is_file() or not states_use(path_or_name)):
             pooling = "splade"
         found = super().from_pretrained(path_or_name, pooling=pooling, **settings)
         assert isinstance(found, cls)
@@ -75,8 +75,17 @@ class SparseEncoder(DualEncoder):
         Args:
           vectors: of this encoder, [n, V] or one of them [V], an array or a sparse one.
           most: entries of each; None: all.
+
+        Raises:
+          UsageError: vectors of another shape, or `most` is no whole number from 1.
         """
+        at_least(1, most=most)
         dense = np.atleast_2d(vectors.toarray() if hasattr(vectors, "toarray") else vectors)
+        size = self.config.embedding_size
+        if dense.ndim != 2 or dense.shape[1] != size or dense.dtype.kind not in "fiuV":
+            raise UsageError(
+                f"vectors: expected numbers [n, {size}] of this encoder, got {dense.dtype} {list(dense.shape)}"
+            )
         found = []
         for row in dense:
             order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:most]

@@ -2,9 +2,11 @@
 
 import difflib
 import importlib
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from types import ModuleType
+from typing import Any, cast
 
 from jaxretr.runtime.extras import requirement
 
@@ -37,8 +39,9 @@ def some_names(names: list[str]) -> str:
     return ", ".join(names[:5]) + rest
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
+    name = str(name)
     # An option's dashes make no word near to another.
     words = {each.lstrip("-"): each for each in known}
     nearest = difflib.get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)
@@ -59,10 +62,48 @@ def environment_choice(variable: str, choices: Sequence[str]) -> str:
 
 
 def at_least(least: int, **numbers: int | None) -> None:
-    """Raise UsageError for the first of the parameters, by their names, that is less than `least`; None is none."""
+    """Raise UsageError for the first of the parameters, by their names, that is no whole number of at least `least`.
+
+    None is none of them.
+    """
     for name, value in numbers.items():
-        if value is not None and value < least:
+        if value is None:
+            continue
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise UsageError(f"{name}={_short(value)}: give a whole number, at least {least}") from None
+        if number < least:
             raise UsageError(f"{name}={value}: must be at least {least}")
+
+
+def path_text(path: object) -> str:
+    """The text of a path or name.
+
+    Raises:
+      UsageError: it is neither a str nor a path.
+    """
+    try:
+        text = os.fspath(cast(Any, path))
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise UsageError(f"{_short(path)}: a {type(path).__name__} is neither a path nor a name; give a str or a Path")
+    return text
+
+
+def check_list(name: str, values: object) -> None:
+    """Raise UsageError for a parameter, by its name, that is one text or no list at all in place of a list of texts."""
+    if isinstance(values, str | bytes | os.PathLike):
+        raise UsageError(f"{name}={_short(values)}: is a single one; give a list")
+    if not isinstance(values, Iterable):
+        raise UsageError(f"{name}={_short(values)}: a {type(values).__name__} is no list; give a list")
+
+
+def _short(value: object) -> str:
+    """A value in a message: its beginning, in one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_choice(choices: Iterable[str], **values: object) -> None:

@@ -244,6 +244,12 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         def __call__(self, tokens: Any) -> Any:
             return tokens
 
+    class Own:
+        def encode_passages(self, passages: Any) -> Any:
+            return [[1.0] * (1 + number % 2) for number in range(len(passages))]
+
+        encode_queries = encode_passages
+
     wrong: list[tuple[Any, str]] = [
         (
             lambda: jaxretr.evaluate_model(Module(), beir=tiny.DATA, split="train"),
@@ -260,6 +266,37 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         (
             lambda: jaxretr.search(Module(), np.eye(2), queries={"q1": "who"}),
             "questions: a list is expected, not a dict; give Question(id, text)",
+        ),
+        (lambda: jaxretr.load_encoder(3), "3: a int is neither a path nor a name; give a str or a Path"),
+        (lambda: jaxretr.evaluate_model("model", beir=3), "3: a int is neither a path"),
+        (lambda: jaxretr.ExactIndex.load(None), "None: a NoneType is neither a path"),
+        (lambda: jaxretr.update(3), "3: a int is neither a path"),
+        (lambda: jaxretr.search("model", 3, queries=["who"]), "a int is no index; give an index, an embedding store"),
+        (lambda: jaxretr.search("model", tmp_path, queries=[1]), "questions: 1 is no text"),
+        (lambda: jaxretr.search("model", tmp_path, queries=3), "questions: a int is neither a path nor a list"),
+        (lambda: jaxretr.search("model", tmp_path, queries=["who"], k=1.5), "k=1.5: give a whole number, at least 1"),
+        (lambda: jaxretr.rerank(3, {}, queries=["who"], corpus=tiny.DATA), "a int is no scorer; give what load_scorer"),
+        (
+            lambda: jaxretr.evaluate_model("model", beir=tiny.DATA, split="train", baselines="bm25"),
+            "baselines='bm25': is a single one",
+        ),
+        (lambda: jaxretr.evaluate_model("model", beir=tiny.DATA, metrics="mrr"), "metrics='mrr': is a single one"),
+        (lambda: jaxretr.evaluate_model("model", beir=tiny.DATA, metrics=[]), "metrics=[]: name at least one"),
+        (lambda: jaxretr.evaluate_model("model", beir=tiny.DATA, metrics=[10]), "measure 10 is no text"),
+        (lambda: jaxretr.evaluate_run([1], qrels={"q": {"a": 1}}), "run: a list is no dict; give {question id"),
+        (lambda: jaxretr.evaluate_run({"q": ["a"]}, qrels={}), "run: question 'q' has a list, not a dict"),
+        (
+            lambda: jaxretr.evaluate_run({"q": {"a": 1}}, qrels={"q": {"a": "1"}}),
+            "the grade of passage 'a' for question",
+        ),
+        (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, run=[1]), "run: a list is no dict"),
+        (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, margin="x"), "margin='x': give a number"),
+        (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, ranks="1:5"), "ranks='1:5': give the first and the last"),
+        (lambda: jaxretr.encode(Own(), corpus=3, out=tmp_path / "out"), "corpus=3: a int is no list"),
+        (lambda: jaxretr.encode(Own(), queries=["who"], out=tmp_path / "out"), "queries: a str is no Question"),
+        (
+            lambda: jaxretr.evaluate_model(Own(), beir=tiny.DATA, split="train"),
+            "returned a list that is no array of numb",
         ),
         (
             lambda: jaxretr.train("dpr_small", tmp_path / "run"),

@@ -142,5 +142,5 @@ def test_unlike_models_are_refused(models: list[Path], tmp_path: Path) -> None:
 def test_wrong_calls_are_refused(count: int, settings: dict[str, Any], message: str, models: list[Path]) -> None:
     with pytest.raises(UsageError, match=message):
         merge(models[:count], **settings)
-    with pytest.raises(UsageError, match="models: a list is expected"):
+    with pytest.raises(UsageError, match="is a single one; give a list"):
         merge(str(models[0]))

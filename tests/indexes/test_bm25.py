@@ -406,9 +406,9 @@ def test_wrong_use():
     with pytest.raises(UserError, match="no word"):
         Bm25Index.build(_corpus("", "?!"))
     index = Bm25Index.build(corpus)
-    with pytest.raises(UsageError, match="k must be"):
+    with pytest.raises(UsageError, match="k=0: must be"):
         index.search(["one"], 0)
-    with pytest.raises(UsageError, match="threads must be"):
+    with pytest.raises(UsageError, match="threads=0: must be"):
         index.search(["one"], 1, threads=0)
 
 

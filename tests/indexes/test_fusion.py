@@ -105,7 +105,7 @@ def test_against_a_plain_loop_on_random_runs(tmp_path: Path) -> None:
             "score of passage 'z' for question 'q1' is not a finite",
         ),
         (lambda: reciprocal_rank([DENSE, LEXICAL], constant=-1), "must be a number from 0"),
-        (lambda: reciprocal_rank([DENSE, LEXICAL], k=0), "k=0 must be at least 1"),
+        (lambda: reciprocal_rank([DENSE, LEXICAL], k=0), "k=0: must be at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message: str) -> None:

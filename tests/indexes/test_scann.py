@@ -388,7 +388,7 @@ NAN = np.where(np.arange(DIM) == 3, np.nan, np.ones((1200, DIM))).astype(np.floa
         ({"questions": QUESTIONS[:, :5]}, "5 columns, but the index has 16"),
         ({"questions": QUESTIONS[:1]}, "1 is too few"),
         ({"target_recall": 1.5}, "above 0 and at most 1"),
-        ({"k": 0}, "k=0 must be at least 1"),
+        ({"k": 0}, "k=0: must be at least 1"),
         ({"num_leaves": N + 1}, f"num_leaves={N + 1} must be from 1"),
         ({"num_leaves": 100, "train_size": 300}, "too few to learn 100 leaves"),
     ],

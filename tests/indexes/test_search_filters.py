@@ -191,7 +191,7 @@ def test_bounds_that_are_texts_are_read_as_the_field_is():
         (lambda f: f.mask(where={"yaer": 2000}), "no field 'yaer'.*did you mean 'year'"),
         (lambda f: Filters(3, None).mask(where={"year": 1}), "no field 'year' in the index; it has none"),
         (lambda f: Filters(3, None, {"a": [1, 2]}), "'a' has 2 values for 3 rows"),
-        (lambda f: Filters(3, None, {"a": "abc"}), "'a' has 3 values for 3 rows|one for each"),
+        (lambda f: Filters(3, None, {"a": "abc"}), "field 'a' is a str; give a list with one value"),
         (
             lambda f: Filters(2, None, {"a": [1, [2]]}),  # pyright: ignore[reportArgumentType]
             "'a' contains a list at row 1",

@@ -153,7 +153,7 @@ def test_only_a_slab_is_on_the_devices_and_one_pass_is_made(monkeypatch: pytest.
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [-1], 2, "must be float32 numbers from 0"),
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [1e39], 2, "must be float32 numbers from 0"),
         (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [], 2, "at least one"),
-        (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [1], 0, "k=0 must be at least 1"),
+        (((2, 3), [(5, 3)]), ((2, 4), [(5, 4)]), [1], 0, "k=0: must be at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(first: tuple, second: tuple, weights: list, k: int, message: str) -> None:

@@ -205,7 +205,7 @@ def test_answers_are_looked_for_in_texts_as_dpr_does():
 
 def test_wrong_filters():
     for options, message in [
-        ({"negatives": 0}, "negatives=0: at least 1"),
+        ({"negatives": 0}, "negatives=0: must be at least 1"),
         ({"first_rank": 0}, "0:100: not a window"),
         ({"first_rank": 5, "last_rank": 4}, "5:4: not a window"),
         ({"margin": NAN}, "margin=nan: must be a finite number"),

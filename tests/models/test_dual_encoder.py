@@ -230,7 +230,7 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
             r"passages\[0\]: has no 'text'; did you mean 'txt'",
         ),
         (lambda e: e.encode_passages([{"title": None, "text": "b"}]), r"passages\[0\].title: a text is expected"),
-        (lambda e: e.encode_queries(["a"], batch_size=0), "batch_size is 0"),
+        (lambda e: e.encode_queries(["a"], batch_size=0), "batch_size=0: must be at least 1"),
     ],
 )
 def test_wrong_input_is_named(encoder: DualEncoder, call: Any, message: str) -> None:

@@ -129,6 +129,9 @@ def test_vectors_are_those_of_sentence_transformers(
     sparse = encoder.sparse("passage", TEXTS)
     np.testing.assert_array_equal(sparse.toarray(), ours)
     assert encoder.words(sparse[[0]], 3) == encoder.words(ours[:1], 3)
+    for wrong in (lambda: encoder.words(ours, "10"), lambda: encoder.words([1, 2]), lambda: encoder.words("text")):
+        with pytest.raises(UsageError, match=r"most='10': give a whole number|vectors: expected numbers"):
+            wrong()
     [words] = encoder.words(ours[:1])
     best = encoder.tokenizer.convert_ids_to_tokens(int(ours[0].argmax()))
     assert next(iter(words)) == best and len(words) == (ours[0] > 0).sum()

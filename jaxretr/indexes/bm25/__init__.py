@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.data.runs import Corpus
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics
 from jaxretr.indexes.bm25.words import Bm25Settings, Method, Vocabulary, questions_as_words
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UserError, at_least
 
 
 class Bm25Index:
@@ -122,10 +122,7 @@ class Bm25Index:
           UsageError: k or threads below 1.
           ValueError: not as many `wanted` as questions.
         """
-        if k < 1:
-            raise UsageError(f"k must be at least 1, not {k}")
-        if threads < 1:
-            raise UsageError(f"threads must be at least 1, not {threads}")
+        at_least(1, k=k, threads=threads)
         if len(wanted) != len(questions):
             raise ValueError(f"{len(questions)} questions, but rows to score for {len(wanted)}")
         words, ends = questions_as_words(self._vocabulary, self._order, questions)

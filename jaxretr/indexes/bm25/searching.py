@@ -49,7 +49,7 @@ def search_bm25(
       UsageError: a parameter out of its range.
     """
     questions = questions_of(queries)
-    passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    passages = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     scores, ids = bm25_searcher(passages, k1=k1, b=b, stemmer=stemmer)(questions, k)
     hits = [
         Hits(question.id, hit_ids, of_question[: len(hit_ids)])

@@ -25,7 +25,7 @@ from jaxretr.indexes.exact.host_rows import checked_matrix, checked_questions, e
 from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate, check_targets, of_target
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.parallel.machine import cpu_threads
 
@@ -137,8 +137,7 @@ class ScannIndex:
             source, blocks = "passages", iter([passages])
             n, dim = embedding_matrix(passages, source).shape
         plan = plan_of(n, dim, num_leaves, train_size, engine_of(engine).name)
-        if k < 1:
-            raise UserError(f"k={k} must be at least 1")
+        at_least(1, k=k)
         if plan.kind != "exact":
             engine_of(engine).require()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)

@@ -27,7 +27,7 @@ from jaxretr.indexes.certified.rows import IDS, VECTORS, Rows
 from jaxretr.indexes.certified.tuning import Setting
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, path_text
 from jaxretr.runtime.json_dataclass import dataclass_from
 from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.files import atomic_folder, restore
@@ -158,7 +158,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
     Raises:
       UserError: it is missing, incomplete, damaged or of another kind.
     """
-    folder = Path(directory).expanduser()
+    folder = Path(path_text(directory)).expanduser()
     facts, there = read_facts(folder)
     for name in facts.model_files():
         if not (folder / name).is_file():

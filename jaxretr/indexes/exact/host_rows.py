@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.parallel.mesh import put_rows, to_host
 
 # Bytes that are converted and checked at a time.
@@ -110,7 +110,10 @@ def release(rows: np.ndarray) -> None:
 
 def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndarray:
     """Check that an array is numbers [rows, dimensions], and return it as the host's array."""
-    array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
+    try:
+        array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
+    except ValueError:  # Lists that make no array.
+        raise UserError(f"{source}: rows of different lengths; give numbers [rows, dimensions]") from None
     numeric = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
     if array.ndim != 2 or not array.shape[1] or not numeric:
         raise UserError(f"{source}: expected numbers [rows, dimensions], got {array.dtype} {list(array.shape)}")
@@ -127,8 +130,7 @@ def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = 
 
 def checked_questions(vectors: np.ndarray, dim: int, k: int, source: str = "queries") -> np.ndarray:
     """Check the questions of a search for k hits of each, and copy them to float32 [B, D]; see `checked_matrix`."""
-    if k < 1:
-        raise UserError(f"k={k} must be at least 1")
+    at_least(1, k=k)
     return checked_matrix(vectors, dim, source)
 
 

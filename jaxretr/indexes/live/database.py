@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from jaxretr.indexes.index import Document, StorageFull
 from jaxretr.indexes.live import fault_points
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, path_text
 
 DATABASE = "live.sqlite"
 
@@ -100,7 +100,7 @@ class State:
 
 def is_live(folder: str | Path) -> bool:
     """Whether a folder holds a live index."""
-    return (Path(folder).expanduser() / DATABASE).is_file()
+    return (Path(path_text(folder)).expanduser() / DATABASE).is_file()
 
 
 class Database:

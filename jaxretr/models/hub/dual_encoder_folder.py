@@ -25,7 +25,7 @@ from jaxretr.models.hub.foreign_folders import Loaded, load_cp, load_hugging_fac
 from jaxretr.models.hub.hf_files import read_json, refuse_file, resolve
 from jaxretr.models.hub.name_table import read_tree
 from jaxretr.models.hub.tensor_files import TensorFiles, has_weights, write_safetensors
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, path_text
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.mesh import to_host
 from jaxretr.runtime.storage.files import atomic_folder, restore, write_json
@@ -61,7 +61,7 @@ def load(
     Returns:
       The model's parts.
     """
-    file = Path(path_or_name).expanduser()
+    file = Path(path_text(path_or_name)).expanduser()
     if pooling == "unicoil":
         loaded = load(path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared)
         return loaded if loaded.config.pooling == pooling else _weighing_terms(loaded, path_or_name)
@@ -131,7 +131,7 @@ def model_folder(folder: Path) -> Path:
 
 def check_finished(model: str | Path) -> None:
     """Raise UserError for the folder of a run that has not written a model yet."""
-    folder = Path(model).expanduser()
+    folder = Path(path_text(model)).expanduser()
     restore(folder / "model")
     if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
         raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")

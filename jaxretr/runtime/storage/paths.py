@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
-from jaxretr.runtime.errors import UsageError, import_extra
+from jaxretr.runtime.errors import UsageError, import_extra, path_text
 
 SCHEMES = ("gs", "s3")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether a path is gs://... or s3://..., and not a local one."""
-    return os.fspath(path).startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+    return path_text(path).startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
@@ -32,8 +32,7 @@ def as_path(text: str | os.PathLike[str]) -> Path:
       UserError: the packages for that bucket are not installed.
       UsageError: no bucket is named, or the scheme is unknown.
     """
-    if not isinstance(text, str):
-        text = os.fspath(text)
+    text = path_text(text)
     scheme = re.match(r"([a-z][a-z0-9+.-]+)://", text)
     if scheme is None:
         return Path(text).expanduser()
