@@ -89,6 +89,13 @@ def path_text(path: object) -> str:
         text = None
     if not isinstance(text, str):
         raise UsageError(f"{_short(path)}: a {type(path).__name__} is neither a path nor a name; give a str or a Path")
+    if "\0" in text:
+        raise UsageError(f"{_short(text)}: a path has no NUL character; remove it")
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        user = text.partition("/")[0]
+        raise UsageError(
+            f"{_short(path)}: there is no user {user[1:]!r} here; give the path, or ./{user} for that name"
+        )
     return text
 
 

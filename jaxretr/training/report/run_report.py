@@ -17,7 +17,7 @@ from jaxretr.evaluate.measuring import TestSet
 from jaxretr.evaluate.report import LEVEL, Report
 from jaxretr.evaluate.significance import bootstrap_interval, printed_p
 from jaxretr.evaluate.tables import Cell
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_list
 from jaxretr.runtime.storage.files import atomic_write
 from jaxretr.training.report import curves, rendered, searches
 from jaxretr.training.report.examples import Example, choose, common_stems, show
@@ -79,6 +79,7 @@ def report(
       UserError: a folder is no run, or the data of the first run is gone.
       UsageError: no run, or the same one twice.
     """
+    check_list("runs", runs)
     if not runs:
         raise UsageError("a report is about at least one run; give the folder of one")
     read = [RunFiles.read(folder) for folder in runs]
