@@ -18,10 +18,11 @@ from jaxretr.data.run_reading import has_question_ids, read_run, write_trec
 from jaxretr.data.runs import questions_of
 from jaxretr.evaluate.evaluating import check_texts, read_test_set
 from jaxretr.evaluate.measuring import TestSet, depth, warn_of_own
+from jaxretr.evaluate.metrics import check_by_question
 from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
 from jaxretr.indexes.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
-from jaxretr.runtime.errors import UsageError, check_choice
+from jaxretr.runtime.errors import UsageError, check_choice, check_list
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,12 @@ def _check_arguments(
     check_choice(get_args(Normalise), normalise=normalise)
     for each in missing or ():
         check_choice(get_args(Missing), missing=each)
+    check_list("runs", runs)
+    if weights is not None:
+        check_list("weights", weights)
+    for run in runs:
+        if not isinstance(run, str | Path):
+            check_by_question("run", run)
     if len(runs) < 2:
         raise UsageError("one run alone cannot be fused; give at least two")
     if method == "rrf":

@@ -9,9 +9,10 @@ import dataclasses
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from pathlib import Path
 
 from jaxretr.evaluate.metrics import mean
@@ -145,9 +146,12 @@ class Curve:
 
 def check_grid(grid: str | Sequence[float]) -> None:
     """Raise UsageError for a grid that `trace` cannot take."""
-    if grid not in ("log", "paper") and (
-        isinstance(grid, str) or not len(grid) or not all(0 < each < math.inf for each in grid)
-    ):
+    if isinstance(grid, str):
+        is_grid = grid in ("log", "paper")
+    else:
+        is_grid = isinstance(grid, Sized) and len(grid) > 0
+        is_grid = is_grid and all(isinstance(each, Real) and 0 < each < math.inf for each in grid)
+    if not is_grid:
         raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
 
 

@@ -7,6 +7,7 @@ or written with `write_trec` and read again.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -55,7 +56,7 @@ def interpolate(
         raise UserError(f"{len(weights)} weights for {len(runs)} runs; give one for each")
     if missing is not None and len(missing) != len(runs):
         raise UserError(f"{len(missing)} times missing for {len(runs)} runs; give it once for each")
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+    if not all(isinstance(weight, Real) and math.isfinite(weight) and weight >= 0 for weight in weights):
         raise UserError(f"the weights {list(weights)} must be finite numbers from 0; correct them")
 
     longest = [max(map(len, run.values()), default=0) for run in runs]
