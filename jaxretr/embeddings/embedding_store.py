@@ -152,6 +152,8 @@ class EmbeddingStore:
     def __init__(self, folder: Path, meta: StoreMeta, cut: Sequence[int | None]):
         """Use `begin` or `open`."""
         self.folder = folder
+        # Where it stays when the working directory changes; `folder` is the user's own word for it.
+        self._place = folder if is_remote(folder) else folder.absolute()
         self.meta = meta
         self._cut = list(cut)
         self._cache = ShardCache(folder, meta.bytes) if is_remote(folder) else None
@@ -166,7 +168,7 @@ class EmbeddingStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A store in a bucket gets a cache of its own again.
-        return EmbeddingStore, (self.folder, self.meta, self._cut)
+        return EmbeddingStore, (self._place, self.meta, self._cut)
 
     @staticmethod
     def begun_shard_rows(folder: str | Path) -> int | None:
@@ -253,9 +255,9 @@ class EmbeddingStore:
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
-        problems = sealed_folder.changes(self.folder, self._ids_record()["sha256"])
+        problems = sealed_folder.changes(self._place, self._ids_record()["sha256"])
         shards = list(range(self.meta.shards) if shards is None else shards)
-        of_shards = self._map(lambda shard: sealed_folder.changes(self.folder, self._record(shard)["sha256"]), shards)
+        of_shards = self._map(lambda shard: sealed_folder.changes(self._place, self._record(shard)["sha256"]), shards)
         for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
             problems += changed
             advance(stop - start)
@@ -319,7 +321,7 @@ class EmbeddingStore:
         Raises:
           UserError: the file is missing or damaged.
         """
-        path, wanted = self.folder / IDS, None
+        path, wanted = self._place / IDS, None
         if self._cache is not None:
             [path] = self._cache.get(self._ids_record()["sha256"], _AGAIN)
         remedy = "remove it and run `jaxretr encode` again"
@@ -413,7 +415,7 @@ class EmbeddingStore:
 
     def _ids_are_whole(self) -> bool:
         try:
-            return not sealed_folder.changes(self.folder, self._ids_record()["sha256"])
+            return not sealed_folder.changes(self._place, self._ids_record()["sha256"])
         except UserError:
             return False
 
@@ -424,13 +426,13 @@ class EmbeddingStore:
         return ["embeddings", *scales, *(["entries", "counts"] if is_sparse(self.meta.dtype) else [])]
 
     def _paths(self, shard: int) -> list[Path]:
-        return [self.folder / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in self._parts]
+        return [self._place / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in self._parts]
 
     def _record_path(self, shard: int) -> Path:
-        return self.folder / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.json"
+        return self._place / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.json"
 
     def _write_record(self, path: Path, files: Sequence[Path], **facts: int) -> None:
-        found = sealed_folder.hashes(self.folder, [file.name for file in files])
+        found = sealed_folder.hashes(self._place, [file.name for file in files])
         sealed_folder.write_record(path, {"store": self.meta.address, "sha256": found, **facts})
 
     def _record(self, shard: int) -> dict[str, Any]:
@@ -443,7 +445,7 @@ class EmbeddingStore:
         return record
 
     def _ids_record(self) -> dict[str, Any]:
-        return self._read_record(self.folder / IDS_RECORD, [self.folder / IDS])
+        return self._read_record(self._place / IDS_RECORD, [self._place / IDS])
 
     def _read_record(self, path: Path, files: Sequence[Path]) -> dict[str, Any]:
         """Read a record, which vouches for exactly these files: no other file is read because it says so."""
@@ -495,7 +497,7 @@ class EmbeddingStore:
                 self._files(shard)
         except UserError:
             return None
-        return None if sealed_folder.changes(self.folder, record["sha256"]) else record["truncated"]
+        return None if sealed_folder.changes(self._place, record["sha256"]) else record["truncated"]
 
     def _map(self, function: Callable[[int], T], shards: Iterable[int]) -> Iterator[T]:
         # Hashing lets other threads run.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import jax
@@ -56,6 +57,25 @@ def test_the_current_folder_may_be_a_store_or_an_export(tmp_path: Path, monkeypa
     assert EmbeddingStore.open(".").read_ids() == IDS
     assert manifest.changed_files(Path(), manifest.read(Path())) == []
     assert "deep/file" in manifest.read(Path()).files
+
+
+def test_a_store_by_a_relative_path_is_read_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A notebook's; the advice was to remove the store's files. Another process may have another directory as well."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    begun = EmbeddingStore.begin("store", META, IDS)
+    monkeypatch.chdir("elsewhere")
+    fill(begun)
+    monkeypatch.chdir(tmp_path)
+    store = EmbeddingStore.open("store")
+    monkeypatch.chdir("elsewhere")
+    for each in (store, pickle.loads(pickle.dumps(store))):
+        each.verify()
+        assert each.read_ids() == IDS
+        np.testing.assert_array_equal(np.concatenate(list(each.blocks()))[:ROWS], EMBEDDINGS)
+    assert str(store.folder) == "store" and not list(Path().iterdir())
 
 
 def test_any_damage_to_an_arrays_header_is_one_line(tmp_path: Path):
