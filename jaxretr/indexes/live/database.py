@@ -14,7 +14,7 @@ import queue
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ CREATE TABLE documents (
 CREATE TABLE texts (row INTEGER PRIMARY KEY, title TEXT NOT NULL, text TEXT NOT NULL);
 CREATE TABLE certificates (space INTEGER PRIMARY KEY, content TEXT NOT NULL);
 """
+
+# Databases of earlier versions lack it until a document with metadata is written.
+_FIELDS = "CREATE TABLE IF NOT EXISTS fields (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)"
 
 # Values of one IN (...): SQLite takes 32,766, older ones 999.
 _AT_A_TIME = 900
@@ -328,6 +331,20 @@ def _documents(
         )
         for row, id, title, text, metadata in rows:
             yield row, Document(id, title, text, json.loads(metadata))
+
+
+def note_fields(connection: sqlite3.Connection, names: Iterable[str]) -> None:
+    """Record the fields of documents, also for the time when the last document that has one is removed."""
+    if unique_names := list(dict.fromkeys(names)):
+        connection.execute(_FIELDS)
+        connection.executemany("INSERT OR IGNORE INTO fields (name) VALUES (?)", ((name,) for name in unique_names))
+
+
+def fields(connection: sqlite3.Connection) -> list[str]:
+    """The fields that documents have or had, those written first at the front."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'fields'").fetchone() is None:
+        return []
+    return [name for (name,) in connection.execute("SELECT name FROM fields ORDER BY number")]
 
 
 def sequence(connection: sqlite3.Connection) -> int:

@@ -71,7 +71,8 @@ def open_view(connection: sqlite3.Connection, space: Space, snapshot: Snapshot |
     )
     tail = room.segment()
     state = database.state(connection)
-    return View(space, state.sequence, base, tail, there, np.ones(len(tail), bool), room, len(rows))
+    names = database.fields(connection)
+    return View(space, state.sequence, base, tail, there, np.ones(len(tail), bool), room, len(rows), names)
 
 
 def _base(

@@ -38,6 +38,7 @@ class View:
       base_there, tail_there: masks of the rows that still exist, bool [n].
       room: the storage of the tail's rows, for the next state.
       count: the number of rows that still exist.
+      names: fields of rows that no longer exist are among these: a filter on one finds nothing, before as after a snapshot.
     """
 
     space: Space
@@ -48,6 +49,7 @@ class View:
     tail_there: NDArray[np.bool_]
     room: TailRows
     count: int
+    names: Sequence[str] = ()
 
     # ---- the next state ----------------------------------------------------------------------------------------------
 
@@ -90,7 +92,8 @@ class View:
         )
         tail = room.segment()
         base_there = np.isin(base.rows, there, assume_unique=True)
-        return View(self.space, self.sequence, base, tail, base_there, np.ones(len(tail), bool), room, self.count)
+        tail_there = np.ones(len(tail), bool)
+        return View(self.space, self.sequence, base, tail, base_there, tail_there, room, self.count, self.fields)
 
     @property
     def _segments(self) -> tuple[tuple[Segment, NDArray[np.bool_]], ...]:
@@ -236,8 +239,8 @@ class View:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that documents have."""
-        return list(dict.fromkeys((*self.base.columns, *self.tail.columns)))
+        """The fields that documents have or had."""
+        return list(dict.fromkeys((*self.names, *self.base.columns, *self.tail.columns)))
 
     def listing(self, fields: Sequence[str]) -> tuple[list[str], dict[str, list[Value]]]:
         """The ids of all rows that exist, in their order, and their values of some fields."""

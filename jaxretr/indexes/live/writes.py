@@ -82,6 +82,7 @@ def upsert(
         "INSERT INTO texts VALUES (?, ?, ?)",
         ((row, document.title, document.text) for row, document in zip(rows, documents, strict=True)),
     )
+    database.note_fields(connection, (name for document in documents for name in document.metadata))
     fault_points.reached("commit.texts")
     for space in database.spaces(connection):
         if space.fingerprint in vectors:
