@@ -32,7 +32,7 @@ from jaxretr.config.contrastive import (
     Validation,
     of_set,
 )
-from jaxretr.config.data import DevData, ExampleData, PretrainData
+from jaxretr.config.data import DevData, ExampleData, PretrainData, token_stores
 from jaxretr.config.index import IndexAware, LiveIndex
 from jaxretr.config.kinds import KINDS, check_numbers, from_json, to_json
 from jaxretr.config.loading import load, override, settings_of, with_settings
@@ -105,5 +105,6 @@ __all__ = [
     "override",
     "settings_of",
     "to_json",
+    "token_stores",
     "with_settings",
 ]

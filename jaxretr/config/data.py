@@ -1,6 +1,7 @@
 """The files that runs read: questions to evaluate on, judged examples, bare text."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,3 +71,8 @@ class PretrainData:
     """Passages kept out of training, for the held-out loss."""
     token_cache: str | None = None
     """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
+
+
+def token_stores(data: DevData | PretrainData, folder: Path) -> Path:
+    """Return the folder of the token stores of a run that has this folder."""
+    return Path(data.token_cache) if data.token_cache else folder / "tokens"

@@ -90,6 +90,8 @@ def encode(
         raise UsageError("encode needs either corpus or queries; give one of them")
     at_least(1, shard_rows=shard_rows, batch_size=batch_size)
     check_choice(get_args(VectorDtype), dtype=dtype)
+    if not isinstance(model, str | None):
+        raise UsageError(f"model={model!r:.60}: give a name")
     encoder = loaded(encoder)
     content = _questions(queries) if corpus is None else _passages(corpus)
     side: Side = "question" if corpus is None else "passage"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxretr.config import ArtConfig, from_json
+from jaxretr.config import ArtConfig, from_json, token_stores
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import SCORED_FORMATS
 from jaxretr.data.formats.writing import write_examples
@@ -78,8 +78,7 @@ def mine_scores(
             table = checkpoints.field("table", chosen)
         if table is None:
             raise UserError(f"{run}: keeps no scores of its teacher; train with table.capacity above 0")
-        stores = Path(config.data.token_cache) if config.data.token_cache else folder.local / "tokens"
-        texts = read_art_texts(config.data, stores)
+        texts = read_art_texts(config.data, token_stores(config.data, folder.local))
         now = {"corpus": texts.corpus.fingerprint(), "questions": texts_fingerprint(texts.questions)}
         check_inputs(folder.local, Inputs(now, {}), config)
         inputs = {**read_inputs(folder.local), "corpus": now["corpus"], "questions": digest(now["questions"])}

@@ -82,6 +82,9 @@ def test_the_functions_arguments_can_be_asked_for(tmp_path: Path):
     assert list(inspect.signature(jaxretr.search).parameters)[:3] == ["encoder", "index", "queries"]
     with pytest.raises(UserError, match="corpus or queries"):
         jaxretr.encode("m", out=tmp_path)
+    with pytest.raises(UserError, match="model=3: give a name"):
+        jaxretr.encode("m", queries=[], model=3, out=tmp_path / "store")  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "store").exists()
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------

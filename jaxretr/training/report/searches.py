@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, token_stores
 from jaxretr.data.readers import read_beir
 from jaxretr.embeddings.encoding import Encoder
 from jaxretr.evaluate.measuring import OF_ANSWERS, TestSet
@@ -36,7 +36,7 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
         return TestSet(read.questions, read.corpus, read.qrels, source=f"{split} of {beir}")
     if isinstance(run.config, ArtConfig):
         with _inputs_of(run):
-            texts = read_art_texts(run.config.data, run.folder / "tokens")
+            texts = read_art_texts(run.config.data, token_stores(run.config.data, run.folder))
             corpus, judged = texts.corpus, None if texts.by_teacher else texts.dev
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
         with _inputs_of(run):

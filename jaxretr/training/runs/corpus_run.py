@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jaxretr.config import token_stores
 from jaxretr.data.batches import MadeAhead
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.prompts import Prompt
@@ -49,7 +50,7 @@ class CorpusRun:
         self.config, self.mesh, self.workdir = config, mesh, workdir
         self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
-        self.stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
+        self.stores = token_stores(config.data, workdir)
         self.made = MadeAhead(self._on_host)
         self._step_is_compiled: Callable[[], None] = lambda: None
 

@@ -17,6 +17,7 @@ from jaxretr.config import (
     ExampleData,
     Negatives,
     RerankerConfig,
+    token_stores,
 )
 from jaxretr.data.batches import QuestionBatches
 from jaxretr.data.token_store import ids_dtype
@@ -60,7 +61,7 @@ class CrossEncoderRun(TokenRun):
         config.check()
         self.model = load_cross_encoder(config.encoder, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
-        stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
+        stores = token_stores(config.data, workdir)
 
         # ---- examples ------------------------------------------------------------------------------------------------
         self.examples = read_run_examples(as_supervised(config))

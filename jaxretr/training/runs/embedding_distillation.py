@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import EmbeddingDistillationConfig
+from jaxretr.config import EmbeddingDistillationConfig, token_stores
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import qrels_path, read_qrels
@@ -68,9 +68,8 @@ class EmbeddingDistillationRun(LanguageModelRun):
         # ---- texts that the teacher embeds (passages, sentences, questions), and the vocabulary's pieces -------------
         sentences = _sentences(data.corpus, config.teacher_sentences)
         short = [*sentences, *_questions(config)]
-        self.short = TokenStore.build(
-            folder / "tokens", short, data.tokenizer, Template.QUESTION_ROWS, config.short_length
-        )
+        stores = token_stores(config.data, folder)
+        self.short = TokenStore.build(stores, short, data.tokenizer, Template.QUESTION_ROWS, config.short_length)
         every = max(2, len(short) // max(1, config.data.held_out))
         self.short_held_out = np.arange(0, len(short), every)
         self.short_training = np.setdiff1d(np.arange(len(short)), self.short_held_out)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import Config, PretrainData
+from jaxretr.config import Config, PretrainData, token_stores
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
@@ -52,8 +52,7 @@ class TextData:
                 train_tokenizer(kind, self._sample(data.vocabulary_every), data.vocab_size, vocabulary)
             tokenizer = load_tokenizer(vocabulary)
         self.tokenizer = tokenizer
-        stores = Path(data.token_cache) if data.token_cache else folder / "tokens"
-        self.store = TokenStore.build(stores, self.corpus, self.tokenizer, template, max_length)
+        self.store = TokenStore.build(token_stores(data, folder), self.corpus, self.tokenizer, template, max_length)
         note_cut(self.store.truncated, len(self.corpus), "passage", max_length)
         self.lengths = self.store.lengths
         # Every n-th passage is held out, so that all sources are in both parts.

@@ -228,6 +228,13 @@ def test_a_file_that_is_not_found_from_another_folder_is_named_with_its_setting(
     assert searches.before(run) is not None
 
 
+def test_a_corpus_that_runs_share_is_not_copied_into_one_of_them(runs: Path) -> None:
+    art = RunFiles.read(runs / "art")
+    assert art.config.data.token_cache == str(runs / "tokens")  # pyright: ignore[reportAttributeAccessIssue]
+    assert searches.test_set(art, None, "test") is not None
+    assert not (runs / "art/tokens").exists()
+
+
 def test_the_intervals_are_of_the_means(runs: Path) -> None:
     run = RunFiles.read(runs / "dpr")
     on = searches.test_set(run, None, "test")
