@@ -198,6 +198,10 @@ def mine(
     if not isinstance(run, str | Path | None):
         check_by_question("run", run)
     at_least(1, depth=depth)
+    if not isinstance(bm25, Bm25Settings | None):
+        raise UsageError(
+            f"bm25: a {type(bm25).__name__} is no Bm25Settings; give jaxretr.indexes.bm25.words.Bm25Settings(...)"
+        )
     filters = Filters(
         negatives=negatives,
         first_rank=ranks[0],

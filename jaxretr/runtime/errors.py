@@ -81,7 +81,7 @@ def path_text(path: object) -> str:
     """The text of a path or name.
 
     Raises:
-      UsageError: it is neither a str nor a path.
+      UsageError: it is neither a str nor a path, or one that no file can have.
     """
     try:
         text = os.fspath(cast(Any, path))
@@ -91,6 +91,8 @@ def path_text(path: object) -> str:
         raise UsageError(f"{_short(path)}: a {type(path).__name__} is neither a path nor a name; give a str or a Path")
     if "\0" in text:
         raise UsageError(f"{_short(text)}: a path has no NUL character; remove it")
+    if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
+        raise UsageError(f"{_short(text)}: no file has so long a name; give a path")
     if text.startswith("~") and os.path.expanduser(text) == text:
         user = text.partition("/")[0]
         raise UsageError(
