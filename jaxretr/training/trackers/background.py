@@ -25,9 +25,10 @@ def check_installed(config: Config) -> None:
     Raises:
       UserError: one is not installed; the message names the extra.
     """
-    for service in ("wandb", "mlflow"):
-        if service in config.tracking.to:
-            import_extra(service, service)
+    if "wandb" in config.tracking.to:
+        import_extra("wandb", "wandb")
+    if "mlflow" in config.tracking.to:
+        import_extra("mlflow", "mlflow")
 
 
 def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
