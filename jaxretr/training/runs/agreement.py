@@ -14,7 +14,8 @@ from jaxretr.models.backbones.layers import Params
 from jaxretr.runtime.parallel.mesh import DATA, replicate, to_host
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.training.runs.corpus_tokens import width_of
-from jaxretr.training.runs.whole_corpus import DevSet, put_batch
+from jaxretr.training.runs.programs import put_batch
+from jaxretr.training.runs.whole_corpus import DevSet
 from jaxretr.training.state import CorpusTokens
 from jaxretr.training.steps.teaching import Questions, Teaching, teach
 

@@ -29,14 +29,8 @@ from jaxretr.training.runs.outline import (
     token_shapes,
     training_step,
 )
-from jaxretr.training.runs.whole_corpus import (
-    Programs,
-    WholeCorpus,
-    abstract_train_state,
-    activation_bytes,
-    evaluation_batch,
-    splits,
-)
+from jaxretr.training.runs.programs import Programs, abstract_train_state
+from jaxretr.training.runs.whole_corpus import WholeCorpus, activation_bytes, evaluation_batch, splits
 from jaxretr.training.state import CorpusState, TrainState
 from jaxretr.training.steps.live_index import IndexProgram
 from jaxretr.training.steps.score_table import TableState

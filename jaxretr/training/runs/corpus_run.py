@@ -20,15 +20,9 @@ from jaxretr.training.runs.agreement import AgreementSet, Ask
 from jaxretr.training.runs.corpus_programs import CorpusPrograms, RunState
 from jaxretr.training.runs.encoder_start import JointModel, Model, load_model
 from jaxretr.training.runs.index_upkeep import IndexUpkeep
+from jaxretr.training.runs.programs import put_batch
 from jaxretr.training.runs.suites import Suites
-from jaxretr.training.runs.whole_corpus import (
-    CorpusPart,
-    DevSet,
-    Judged,
-    put_batch,
-    token_store,
-    widths_of,
-)
+from jaxretr.training.runs.whole_corpus import CorpusPart, DevSet, Judged, token_store, widths_of
 from jaxretr.training.steps.score_table import TableState
 
 

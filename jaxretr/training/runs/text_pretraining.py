@@ -21,8 +21,8 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.streams import HostStream, host_generator
 from jaxretr.training.runs.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
+from jaxretr.training.runs.programs import Programs, abstract_train_state, put_batch
 from jaxretr.training.runs.run_inputs import Inputs
-from jaxretr.training.runs.whole_corpus import Programs, abstract_train_state, put_batch
 from jaxretr.training.state import TrainState
 from jaxretr.training.steps.token_step import SumLoss, make_token_loss, make_token_step
 

@@ -28,7 +28,8 @@ from jaxretr.runtime.parallel.mesh import DATA, make_mesh, put_rows
 from jaxretr.runtime.parallel.programs import device_jit
 from jaxretr.training.runs.corpus_tokens import width_of
 from jaxretr.training.runs.example_draws import known_contents
-from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, put_batch, token_store
+from jaxretr.training.runs.programs import put_batch
+from jaxretr.training.runs.whole_corpus import Model, WholeCorpus, token_store
 from jaxretr.training.state import ProductCodes, TrainState
 from jaxretr.training.steps.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.training.steps.index_aware import loss_on_index

@@ -3,16 +3,16 @@
 import functools
 import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxretr.config import Config, DevData, PairEncoder, Typos
+from jaxretr.config import DevData, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
@@ -28,17 +28,16 @@ from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.indexes.topk import NO_ROW
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.layers import Params
-from jaxretr.models.backbones.partition import partition
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import memory, sharding
-from jaxretr.runtime.parallel.mesh import DATA, padded_rows, put_rows, to_host
-from jaxretr.training import optim
+from jaxretr.runtime.parallel.mesh import DATA, padded_rows, to_host
 from jaxretr.training.runs.corpus_tokens import EstimatedRows, corpus_tokens, width_of
 from jaxretr.training.runs.encoder_start import Model
+from jaxretr.training.runs.programs import put_batch
 from jaxretr.training.runs.run_inputs import judged_digest
-from jaxretr.training.state import CorpusState, StepNumbers, TokenRows, TrainState
+from jaxretr.training.state import CorpusState, TokenRows, TrainState
 from jaxretr.training.steps.index_refresh import make_embed_rows, make_refresh, make_rolling_refresh
 from jaxretr.training.steps.live_index import IndexProgram, make_embed_questions, make_search
 from jaxretr.training.steps.widths import passage_widths
@@ -372,48 +371,6 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
     return config.shard_parameters and devices > 1
 
 
-class Programs:
-    """What the programs of all runs have in common.
-
-    Attributes:
-      optimizer: optimizer of the trained parameters.
-    """
-
-    def __init__(self, config: Config, mesh: Mesh, frozen: tuple[str, ...], *, split: bool = False):
-        """Build the optimizer.
-
-        Args:
-          config: config of the run.
-          mesh: the devices.
-          frozen: names of branches of the parameters that are not trained.
-          split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
-        """
-        self.config: Any = config
-        self.mesh, self.frozen, self.split = mesh, frozen, split
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-
-    def first_state(self, params: Params) -> TrainState:
-        """Return the state before the first step, on the devices, with these parameters."""
-        # A copy: the first step donates these buffers, and the model keeps its own.
-        placed = sharding.put(jax.tree.map(np.array, params), self.mesh, split=self.split)
-        trained, kept = partition(placed, self.frozen)
-        state = TrainState.create(trained, self.optimizer, kept, StepNumbers.of(self.config))
-        return sharding.put(state, self.mesh, split=self.split)
-
-
-def abstract_train_state(
-    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
-) -> TrainState:
-    """Return the shapes and shardings of `Programs.first_state`; only the shapes of `params` are read."""
-    state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
-    return sharding.abstract(state, mesh, split=split)
-
-
 def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
     """Return the generator that a config describes."""
     return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
-
-
-def put_batch(mesh: Mesh, batch: Any) -> Any:
-    """Put the arrays of a batch on the devices, split by row."""
-    return jax.tree.map(lambda array: put_rows(mesh, array, array.shape, array.dtype), batch)

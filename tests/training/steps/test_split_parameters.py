@@ -35,7 +35,8 @@ from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.runs.art import ArtRun
 from jaxretr.training.runs.contrastive import ContrastiveRun
 from jaxretr.training.runs.encoder_start import encoder_config
-from jaxretr.training.runs.whole_corpus import abstract_train_state, splits
+from jaxretr.training.runs.programs import abstract_train_state
+from jaxretr.training.runs.whole_corpus import splits
 from jaxretr.training.state import StepNumbers, TrainState
 
 OPTIMIZER = {"learning_rate": 1e-2, "warmup": 0.0, "final": 1.0, "eps": 1e-5, "clip": 0.05, "weight_decay": 0.1}
