@@ -1,4 +1,4 @@
-"""What a run renews before a step: its live index, or a part of it, and the product codes of an index-aware run."""
+"""Renewal before a step: of a run's live index, or a part of it, and of the product codes of an index-aware run."""
 
 import dataclasses
 import logging
