@@ -92,7 +92,7 @@ def path_text(path: object) -> str:
     if "\0" in text:
         raise UsageError(f"{_short(text)}: a path has no NUL character; remove it")
     if any(len(os.fsencode(part)) > 255 for part in text.split("/")):
-        raise UsageError(f"{_short(text)}: no file has so long a name; give a path")
+        raise UsageError(f"{_short(text)}: no file has so long a name; choose a shorter name")
     if text.startswith("~") and os.path.expanduser(text) == text:
         user = text.partition("/")[0]
         raise UsageError(

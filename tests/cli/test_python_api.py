@@ -272,7 +272,7 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         ),
         (lambda: jaxretr.load_encoder(3), "3: a int is neither a path nor a name; give a str or a Path"),
         (lambda: jaxretr.load_encoder("a\0b"), "'a\\x00b': a path has no NUL character"),
-        (lambda: jaxretr.load_encoder("a/" + "b" * 300), "no file has so long a name; give a path"),
+        (lambda: jaxretr.load_encoder("a/" + "b" * 300), "no file has so long a name; choose a shorter name"),
         (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, bm25={"k1": 1}), "bm25: a dict is no Bm25Settings"),
         (lambda: jaxretr.search("model", "~no-such-user/x", queries=["who"]), "there is no user 'no-such-user' here"),
         (lambda: jaxretr.search("model", tmp_path, queries="~no-such-user/x"), "there is no user 'no-such-user' here"),
