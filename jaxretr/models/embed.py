@@ -183,10 +183,10 @@ class DualEncoderConfig:
         return config
 
 
-def as_unicoil(config: DualEncoderConfig, ignored: tuple[int, ...] = ()) -> DualEncoderConfig:
-    """Return the configuration of an encoder with pooling "unicoil" in place of its own and of the layers after that."""
+def as_sparse(config: DualEncoderConfig, pooling: Pooling, ignored: tuple[int, ...] = ()) -> DualEncoderConfig:
+    """Return the configuration of an encoder with a sparse pooling in place of its own and of the layers after that."""
     none: Any = {"projection_size": None, "projection_activation": "identity", "inner_dense": (), "truncate_dim": None}
-    return dataclasses.replace(config, **none, pooling="unicoil", normalise=False, ignored_tokens=ignored)
+    return dataclasses.replace(config, **none, pooling=pooling, normalise=False, ignored_tokens=ignored)
 
 
 def prompt_of(config: DualEncoderConfig, given: str | None) -> str | None:

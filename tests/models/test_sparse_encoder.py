@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,10 @@ from jaxretr.indexes.interchange import pyserini
 from jaxretr.indexes.opening import open_index
 from jaxretr.losses.contrastive import NO_PASSAGE
 from jaxretr.models.backbones.masked_lm import fresh_head, word_weights
+from jaxretr.models.hub.dual_encoder_folder import use_note
 from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.hf_folder import write_folder
+from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.sparse_encoder import SparseEncoder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import sharding
@@ -89,6 +92,26 @@ def store(encoder: SparseEncoder, tmp_path_factory: pytest.TempPathFactory) -> E
 
 
 # ---- the encoder -----------------------------------------------------------------------------------------------------
+
+
+def test_a_head_takes_the_place_of_a_stated_pooling(
+    encoder: SparseEncoder, masked: Path, tiny_models: Path, tmp_path: Path
+) -> None:
+    settings: Any = {"pooling": "mean", "normalise": True, "max_question_length": 16, "max_passage_length": 48}
+    dense = jaxretr.DualEncoder.from_pretrained(masked, passage_template="joined", **settings)
+    dense.save(tmp_path / "ours")
+    # As a run of masked language modelling that began from this encoder leaves its model.
+    shutil.copytree(masked, tmp_path / "noted")
+    use_note(dense.config).write(tmp_path / "noted")
+    for folder in (tmp_path / "ours", tmp_path / "noted"):
+        found = SparseEncoder.from_pretrained(folder, pooling="splade")
+        assert found.config == encoder.config == encoder_shape(str(folder), pooling="splade")
+        np.testing.assert_array_equal(found.encode_passages(TEXTS), encoder.encode_passages(TEXTS))
+        with pytest.raises(UserError, match="has pooling 'mean' and is no sparse encoder"):
+            SparseEncoder.from_pretrained(folder)
+    jaxretr.DualEncoder.from_pretrained(tiny_models / "encoder", pooling="mean").save(tmp_path / "headless")
+    with pytest.raises(UserError, match="train a head of masked language modelling"):
+        SparseEncoder.from_pretrained(tmp_path / "headless", pooling="splade")
 
 
 @pytest.mark.parametrize("engine", ["padded", "packed"])

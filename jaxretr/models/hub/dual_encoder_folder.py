@@ -16,7 +16,7 @@ from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.partition import join, partition
 from jaxretr.models.backbones.term_weights import TERM_HEAD, new_term_head
-from jaxretr.models.embed import DualEncoderConfig, abstract_params, as_unicoil
+from jaxretr.models.embed import WORDS_HEAD, DualEncoderConfig, abstract_params, as_sparse
 from jaxretr.models.hub import adapter_folder, adapter_formats, sentence_transformers
 from jaxretr.models.hub.encoder_params import check_sizes
 from jaxretr.models.hub.export_note import FORMAT as EXPORT_FORMAT
@@ -158,13 +158,17 @@ def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded
     if pooling not in (None, *get_args(Pooling)):
         raise UserError(f"pooling {pooling!r} is not supported; use {' or '.join(map(repr, get_args(Pooling)))}")
     stated = loaded.config.pooling
+    if pooling in SPLADE and not loaded.config.sparse and loaded.mlm_head is not None:
+        text = "%s: was trained with pooling '%s'; its head of masked language modelling takes that one's place"
+        note(_log.warning, text, where, stated)
+        return _with_head(loaded, pooling, WORDS_HEAD, loaded.mlm_head)
     # A sparse encoder's head was read where the folder was: it is not among the parameters of another pooling.
     if pooling is not None and "pooling" in loaded.guessed and (pooling in SPLADE) == loaded.config.sparse:
         return loaded._replace(config=dataclasses.replace(loaded.config, pooling=pooling))
     if pooling not in (None, stated):
-        raise UserError(
-            f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
-        )
+        lacks_head = pooling in SPLADE and not loaded.config.sparse
+        remedy = "train a head of masked language modelling with a config of kind mlm" if lacks_head else "correct it"
+        raise UserError(f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or {remedy}")
     return loaded
 
 
@@ -175,15 +179,19 @@ def _weighing_terms(loaded: Loaded, where: Any) -> Loaded:
     )
     if loaded.config.query_weights:
         raise UserError(f"{where}: has query weights, which pooling 'unicoil' has no place for; leave pooling out")
-    head = jax.tree.map(np.asarray, new_term_head(loaded.config.backbone.hidden_size))
+    ignored = tuple(sorted(loaded.tokenizer.all_special_ids))
+    return _with_head(loaded, "unicoil", TERM_HEAD, new_term_head(loaded.config.backbone.hidden_size), ignored)
+
+
+def _with_head(loaded: Loaded, pooling: Pooling, name: str, head: Params, ignored: tuple[int, ...] = ()) -> Loaded:
+    """Return a model's encoder with the head of a sparse pooling, which is copied, in place of its pooling and layers."""
     keep = (BACKBONE, "adapter")
     towers = {
-        name: {**{part: tower[part] for part in keep if part in tower}, TERM_HEAD: jax.tree.map(np.copy, head)}
-        for name, tower in loaded.params.items()
+        side: {**{part: tower[part] for part in keep if part in tower}, name: jax.tree.map(np.array, head)}
+        for side, tower in loaded.params.items()
     }
-    config = as_unicoil(loaded.config, tuple(sorted(loaded.tokenizer.all_special_ids)))
-    guessed = tuple(name for name in loaded.guessed if name not in ("pooling", "normalise"))
-    return Loaded(config, towers, loaded.tokenizer, None, guessed)
+    guessed = tuple(setting for setting in loaded.guessed if setting not in ("pooling", "normalise"))
+    return Loaded(as_sparse(loaded.config, pooling, ignored), towers, loaded.tokenizer, None, guessed)
 
 
 def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:

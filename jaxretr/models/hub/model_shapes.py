@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxretr.config import Pooling
+from jaxretr.config import SPLADE, Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.models.backbones.t5 import T5Config
-from jaxretr.models.embed import DualEncoderConfig, as_unicoil
+from jaxretr.models.embed import DualEncoderConfig, as_sparse
 from jaxretr.models.hub import adapter_formats
 from jaxretr.models.hub.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.hub.dual_encoder_folder import is_ours, load, model_folder, states_use
@@ -116,11 +116,13 @@ def encoder_shape(
     """
     if pooling == "unicoil":
         config = encoder_shape(path, passage_path=passage_path, shared=shared)
-        return config if config.pooling == pooling else as_unicoil(config)
+        return config if config.pooling == pooling else as_sparse(config, "unicoil")
     file = Path(path).expanduser()
     folder = model_folder(file) if file.is_dir() else None
     if folder is not None and is_ours(folder):
         config = DualEncoderConfig.from_json(read_json(folder, NOTE)["config"], str(folder / NOTE))
+        if pooling in SPLADE and not config.sparse:
+            config = as_sparse(config, pooling)
     elif file.is_file() or (folder is not None and (states_use(folder) or adapter_formats.kind_of(folder))):
         # Loaded on the host only, and small: the content of such a folder is known only when it is read.
         return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
