@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from test_sparse_encoder import write_masked_lm
 from tiny import DATA
 
 from jaxretr import cli, config
@@ -423,10 +424,11 @@ def test_mine(data: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_sparse_encoders(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+def test_sparse_encoders(main: Main, data: Path, encoder: Path, tiny_models: Path, tmp_path: Path) -> None:
+    masked = write_masked_lm(tmp_path / "masked", tiny_models)
     words = ["--data", data / "wiki_qa", "--runs", tmp_path, "--passages", 30, "--seeds", 0, "--model", encoder]
-    printed = main(importlib.import_module("sparse_encoders"), *words, "--settings", *SHORT)
-    for row in ("BM25", "the encoder as it comes", "dense", "UniCOIL"):
+    printed = main(importlib.import_module("sparse_encoders"), *words, "--masked-lm", masked, "--settings", *SHORT)
+    for row in ("BM25", "the encoder as it comes", "dense", "UniCOIL", "SPLADE"):
         assert f"\n| {row} | " in printed
     assert "UniCOIL - dense, ndcg@10" in printed
 
