@@ -9,6 +9,7 @@ from jaxretr.config import EngineName
 from jaxretr.embeddings.encoding import Encoder
 from jaxretr.indexes.index import Index
 from jaxretr.indexes.live.database import is_live
+from jaxretr.indexes.live.kind import check_dense
 from jaxretr.indexes.opening import check_name, named, open_index
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.runtime.errors import UsageError, UserError
@@ -69,6 +70,8 @@ class Parts:
     def load(self) -> Service:
         """Load all parts; return a service that is not started."""
         encoder = self.encoder()
+        if self.data is not None:
+            check_dense(f"data={self.data}", encoder)
         indexes: dict[str, Index] = {}
         try:
             for name, (place, corpus) in self._named().items():

@@ -52,6 +52,7 @@ from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel import sharding
 from jaxretr.runtime.parallel.mesh import DATA as DEVICES
 from jaxretr.runtime.parallel.mesh import make_mesh
+from jaxretr.serve.loading import Parts
 from jaxretr.training.loop import train
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.runs import whole_corpus
@@ -226,6 +227,8 @@ def test_bad_folders_and_uses(
         jaxretr.export(encoder, index=store, to="lance", out=tmp_path / "lance", corpus=DATA)
     with pytest.raises(UserError, match="a live index has dense vectors"):
         open_index(str(tmp_path / "live"), encoder)
+    with pytest.raises(UserError, match=r"data=.*a live index has dense vectors"):
+        Parts(lambda: encoder, data=tmp_path / "data").load()
     with pytest.raises(UserError, match="dtype=float16: sparse vectors are stored as float32 or int8"):
         jaxretr.encode(encoder, corpus=DATA, out=tmp_path / "half", dtype="float16")
     twice = Corpus(["a", "a", "b"], ["", "", ""], ["what", "is", "it"])
