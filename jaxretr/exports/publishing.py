@@ -21,8 +21,8 @@ from jaxretr.models.hub.hf_files import is_hub_name, name_and_revision
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, reason
 
-# Weights that an earlier upload left and this one lacks would be read in place of this one's.
-_REPLACED = ("*.safetensors", "*.bin", "*.npy")
+# Weights, and JSON that says how a model is read, which an earlier upload left and this one lacks, would be read with this one.
+_REPLACED = ("*.safetensors", "*.bin", "*.npy", "*.json")
 
 # The largest difference of a score of a cross-encoder that is read back.
 _TOLERANCE = 1e-4
@@ -70,8 +70,8 @@ def publish(
     """Export a model, verify it, and upload it to the Hugging Face hub, where `load_encoder` and the library of its layout read it.
 
     The card has the model's shape, how it is loaded, and of a run its data, metrics and settings; of this machine's paths
-    only the last names. A repository that exists gets a new commit; files of other names stay there, but for weights.
-    Log in first, with `hf auth login` or HF_TOKEN.
+    only the last names. A repository that exists gets a new commit; files of other names stay there, but for
+    weights and JSON. Log in first, with `hf auth login` or HF_TOKEN.
 
     Args:
       model: an encoder or cross-encoder, the path or hub name of one, or a function that loads an encoder.

@@ -78,7 +78,7 @@ def test_a_published_model_is_read_by_name_and_by_revision(
 
 
 def test_a_published_cross_encoder_is_read_by_name(
-    hub: Hub, tiny_cross_encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub, tiny_cross_encoder: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, own, run = "me/reranker", jaxretr.load_scorer(tiny_cross_encoder), tmp_path / "run"
     shutil.copytree(tiny_cross_encoder, run / "model")
@@ -100,6 +100,11 @@ def test_a_published_cross_encoder_is_read_by_name(
     own.score = lambda questions, passages: np.zeros(len(questions))  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match="not published: read back, its scores differ by"):
         publish(own, name)  # pyright: ignore[reportArgumentType]
+    # An encoder in its place is not taken for a cross-encoder by what that one left.
+    publish(trained / "run", f"{name}@v1", to="jaxretr")
+    assert jaxretr.load_encoder(f"{name}@v1").encode_queries(TEXTS).any()
+    with pytest.raises(UserError, match="is a dual encoder"):
+        jaxretr.load_scorer(f"{name}@v1")
 
 
 def test_a_dry_run_uploads_nothing(hub: Hub, trained: Path) -> None:
