@@ -45,7 +45,7 @@ def write(
     Raises:
       UserError: the folder holds something else, or cannot be written.
     """
-    target = Path(path_text(directory))
+    target = Path(path_text(directory)).expanduser()
     restore(target)
     check_replaceable(target, "an index", lambda names: META in names, (EMBEDDINGS, IDS, METADATA, META))
     with atomic_folder(target) as folder:
@@ -87,7 +87,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
     Raises:
       UserError: the folder is missing, incomplete, damaged or of another format.
     """
-    folder = Path(path_text(directory))
+    folder = Path(path_text(directory)).expanduser()
     meta = _read_meta(folder / META)
     stored = read_array(folder / EMBEDDINGS, meta["dtype"], (meta["rows"], meta["dim"]), _AGAIN)
     ids = read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
@@ -100,7 +100,7 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
       UserError: it is not an index.
     """
-    return _read_meta(Path(directory) / META)
+    return _read_meta(Path(directory).expanduser() / META)
 
 
 def _read_meta(path: Path) -> dict:

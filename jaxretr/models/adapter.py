@@ -96,7 +96,7 @@ class Adapter(AdapterParts):
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        adapter_folder.save(Path(folder), self)
+        adapter_folder.save(Path(folder).expanduser(), self)
 
     def save_peft(self, folder: str | Path, base_model: str, *, side: Side = "passage") -> None:
         """Write LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.

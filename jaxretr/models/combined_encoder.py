@@ -166,7 +166,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         """
         config = self.config
         saves = [part.save for part in self.parts]
-        combined_folder.write(Path(folder), config.how, config.weights, self.names, saves)
+        combined_folder.write(Path(folder).expanduser(), config.how, config.weights, self.names, saves)
 
     def with_weights(self, weights: Sequence[float]) -> "CombinedEncoder":
         """Return the same parts (not copies of them) with other weights, one per part."""

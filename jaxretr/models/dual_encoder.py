@@ -192,7 +192,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         """
         adapters = None if self.config.adapter is None else Adapter.of(self)
         parts = dual_encoder_folder.Loaded(self.config, self.params, self.tokenizer, self.mlm_head)
-        dual_encoder_folder.save(Path(folder), parts, adapters)
+        dual_encoder_folder.save(Path(folder).expanduser(), parts, adapters)
 
     @property
     def adapter_size(self) -> int:

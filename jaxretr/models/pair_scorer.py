@@ -252,7 +252,7 @@ class CrossEncoder(PairScorer):
         """Write a Hugging Face folder that transformers, sentence-transformers' CrossEncoder and this class read."""
         content, tensors = cross_encoder_folder.export_cross_encoder(self.config, jax.device_get(self.params))
         self.tokenizer.model_max_length = self.texts.frame.max_length
-        write_folder(Path(folder), content, tensors, self.tokenizer)
+        write_folder(Path(folder).expanduser(), content, tensors, self.tokenizer)
 
 
 class CausalScorer(PairScorer):

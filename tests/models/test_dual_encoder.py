@@ -23,10 +23,12 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
 from jaxretr.embeddings.encoding import encode
+from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.backbones.adapter_layers import init_adapter
 from jaxretr.models.batches import ACCELERATOR_COSTS, CPU_COSTS, Costs, PackedShapes, Shapes
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.encode import Engine
@@ -34,9 +36,11 @@ from jaxretr.models.engine_choice import jitted_embed
 from jaxretr.models.hub.encoder_params import export_encoder
 from jaxretr.models.hub.model_shapes import encoder_shape
 from jaxretr.models.hub.tensor_files import write_safetensors
+from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import machine
 from jaxretr.runtime.parallel.programs import programs
+from jaxretr.training.runs.encoder_start import with_new_adapters
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)
@@ -380,6 +384,25 @@ def test_saved_and_loaded_bit_for_bit(tokenizer: Any, tmp_path: Path, monkeypatc
         DualEncoder.from_pretrained(tmp_path / "run", pooling="cls")
     with pytest.raises(UserError, match="two towers"):
         DualEncoder.from_pretrained(tmp_path / "run", shared=True)
+
+
+def test_what_is_saved_below_the_home_is_found_there(
+    encoder: DualEncoder, tiny_cross_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder called ~ was made, which no reader looks into."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    encoder.save("~/dual")
+    CombinedEncoder([encoder, encoder], [1.0, 0.5]).save("~/combined")
+    CrossEncoder.from_pretrained(tiny_cross_encoder).save("~/cross")
+    index = ExactIndex(np.eye(2, dtype=np.float32), ["a", "b"])
+    index.save("~/index")
+    adapted = with_new_adapters(encoder, AdapterShape(lora_rank=2), 0)
+    Adapter.of(adapted).save("~/adapter")
+    Adapter.of(adapted).save_peft("~/peft", "base")
+    assert {path.name for path in tmp_path.iterdir()} == {"dual", "combined", "cross", "index", "adapter", "peft"}
+    assert DualEncoder.from_pretrained("~/dual").config == encoder.config
+    assert len(ExactIndex.load("~/index")) == 2
 
 
 def test_only_a_model_is_replaced(tokenizer: Any, encoder: DualEncoder, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def write_peft(
       UserError: there is a parallel adapter, which PEFT does not have, or no LoRA, or LoRA of a part of a module; or
         the folder holds something else or cannot be written.
     """
-    folder = Path(os.path.realpath(folder))
+    folder = Path(os.path.realpath(os.path.expanduser(folder)))
     if shape.bottleneck:
         raise UserError(
             f"{folder}: PEFT has no parallel adapter beside the feed-forward network; train with "
