@@ -18,7 +18,7 @@ from jaxretr.evaluate.searches import encoder_search
 from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.dual_encoder_folder import check_finished, check_new_model
 from jaxretr.runtime.errors import UsageError, UserError, check_list
 
 Path_ = str | Path
@@ -80,7 +80,8 @@ def merge(
 
     Raises:
       UserError: a model cannot be read, or the models differ in shape, tokenizer, pooling or prompts.
-      UsageError: a number of models or weights that does not fit, or both `weights` and `beir`.
+      UsageError: a number of models or weights that does not fit, both `weights` and `beir`, or what chooses a weight
+        without `beir`.
     """
     check_list("models", models)
     if how not in ("linear", "slerp"):
@@ -100,6 +101,12 @@ def merge(
                 f"weights={','.join(f'{each:g}' for each in weights)}: give one of at least 0 for each of the "
                 f"{len(models)} models, not all 0"
             )
+    given = {"split": (split, "dev"), "metric": (metric, "ndcg@10"), "grid": (grid, GRID)}
+    idle = next((name for name, (value, default) in given.items() if list(value) != list(default)), None)
+    if beir is None and idle:
+        raise UsageError(f"{idle}=: is of dev questions; give beir= as well, or leave it out")
+    if out is not None:
+        check_new_model(out)
     data = None
     if beir is not None:
         data = read_beir(beir, split)
@@ -110,7 +117,13 @@ def merge(
     config = _common([str(each) for each in models], loaded)
 
     def merged(shares: Sequence[float]) -> DualEncoder:
-        params = jax.tree.map(lambda *leaves: _merged(leaves, shares, how), *(each.params for each in loaded))
+        def one(path: tuple[Any, ...], *leaves: Any) -> np.ndarray:
+            # A stack of layers has a tensor for each.
+            if how == "slerp" and {"layers", "adapter"} & {key.key for key in path}:
+                return np.stack([_merged(layer, shares, how) for layer in zip(*leaves, strict=True)])
+            return _merged(leaves, shares, how)
+
+        params = jax.tree_util.tree_map_with_path(one, *(each.params for each in loaded))
         # Without a head of masked language modelling, which belongs to one of them.
         return DualEncoder(config, params, loaded[0].tokenizer, dtype=loaded[0].dtype)
 

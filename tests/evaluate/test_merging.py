@@ -36,6 +36,15 @@ def leaves(model: DualEncoder | Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(loaded.params)}
 
 
+def tensors(model: DualEncoder | Path) -> dict[str, np.ndarray]:
+    """The parameters with each layer's by themselves, as other libraries have them."""
+    parts = [
+        {f"{name}{layer}": one for layer, one in enumerate(value)} if "['layers']" in name else {name: value}
+        for name, value in leaves(model).items()
+    ]
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def test_a_weighted_mean(models: list[Path], tmp_path: Path) -> None:
     merged = jaxretr.merge(models, weights=(1, 2, 5), out=tmp_path / "merged")
     parts = [leaves(each) for each in models]
@@ -53,8 +62,8 @@ def test_a_weighted_mean(models: list[Path], tmp_path: Path) -> None:
 
 
 def test_slerp_keeps_the_length_and_the_angle(models: list[Path]) -> None:
-    first, second = (leaves(each) for each in models[:2])
-    found = leaves(merge(models[:2], weights=(3, 1), how="slerp").encoder)
+    first, second = (tensors(each) for each in models[:2])
+    found = tensors(merge(models[:2], weights=(3, 1), how="slerp").encoder)
     for name, value in found.items():
         a, b, c = (each[name].astype(np.float64).ravel() for each in (first, second, found))
         unit = [x / np.linalg.norm(x) for x in (a, b, c)]
@@ -64,7 +73,7 @@ def test_slerp_keeps_the_length_and_the_angle(models: list[Path]) -> None:
         np.testing.assert_allclose(value.ravel(), factors[0] * a + factors[1] * b, rtol=1e-5, atol=1e-6, err_msg=name)
         if np.isclose(np.linalg.norm(a), np.linalg.norm(b), rtol=1e-3):
             np.testing.assert_allclose(part, whole / 4, rtol=1e-2)
-    same = leaves(merge([models[0], models[0]], how="slerp").encoder)
+    same = tensors(merge([models[0], models[0]], how="slerp").encoder)
     for name, value in same.items():
         np.testing.assert_allclose(value, first[name], rtol=1e-6, err_msg=name)
 
@@ -90,6 +99,10 @@ def test_dev_questions_choose_the_weight(
         of_model = jaxretr.evaluate_model(model, beir=DATA, split="train", metrics=["mrr@10"])
         assert json.loads(of_model.to_json())["metrics"]["mrr@10"] == pytest.approx(value), model
     assert len(beir.questions) == curve["questions"]
+    # The same command replaces the model, and what it must not replace is seen before anything is measured.
+    assert cli.main([str(word) for word in words]) == 0
+    with pytest.raises(UserError, match="holds something else than a model of jaxretr"):
+        merge(both, beir="nowhere", out=tmp_path)
     expected = leaves(merge(both, weights=(1, best)).encoder)
     for name, value in leaves(tmp_path / "m").items():
         np.testing.assert_array_equal(value, expected[name])
@@ -135,6 +148,8 @@ def test_unlike_models_are_refused(models: list[Path], tmp_path: Path) -> None:
         (2, {"weights": (0, 0)}, "not all 0"),
         (2, {"weights": (1, -1)}, "at least 0"),
         (2, {"how": "cubic"}, "how=cubic: no such way"),
+        (2, {"grid": (0.3, 2.0)}, "grid=: is of dev questions"),
+        (2, {"metric": "mrr@10"}, "metric=: is of dev questions"),
         (2, {"grid": "0.5,1"}, "give log, paper, or weights above 0"),
         (2, {"grid": (-1.0, 2.0)}, "give log, paper, or weights above 0"),
     ],

@@ -39,10 +39,12 @@ _VERSION = 1
 COMBINED_FORMAT = "jaxretr-combined"
 """Format name of the folder that CombinedEncoder.save writes."""
 
-# All files that a folder of ours may hold, with any kind of tokenizer: a folder with anything else is never replaced.
+# All files that a folder of ours may hold, with any kind of tokenizer and `jaxretr merge`'s curve: a folder with anything
+# else is never replaced.
 _OURS = (
     *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
+    *("curve.json", "curve.png"),
 )
 
 _log = logging.getLogger(__name__)
@@ -273,6 +275,11 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
             )
 
 
+def check_new_model(folder: str | Path) -> None:
+    """Raise UserError unless a model may be written there: to a new or empty folder, or over an older model."""
+    check_replaceable(Path(folder).expanduser(), "a model of jaxretr", lambda names: NOTE in names, _OURS)
+
+
 def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | None) -> None:
     """Write our own folder under another name and rename it; see `DualEncoder.save`.
 
@@ -285,7 +292,7 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
       UserError: the folder holds anything but an older model of this kind, or cannot be written.
     """
     folder = Path(os.path.realpath(folder))
-    check_replaceable(folder, "a model of jaxretr", lambda names: NOTE in names, _OURS)
+    check_new_model(folder)
     content = {"format": _FORMAT, "version": _VERSION, "config": model.config.to_json()}
     params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
