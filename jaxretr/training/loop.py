@@ -280,6 +280,7 @@ def _train(
     writes, workdir = jax.process_index() == 0, folder.local
     claim(workdir, config, writes)
     if writes:
+        folder.lock()
         check_installed(config)
     notes = HeldNotes()
     with notes:

@@ -11,6 +11,7 @@ Biases.
 
 import contextlib
 import errno
+import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
@@ -54,11 +55,31 @@ class RunFolder:
         self.local = cache_folder("runs", self.workdir) if self._mirrored else self.workdir
         # Name -> (the file system's facts about the local file, the sha256 of the object in the bucket)
         self._pushed: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._lock: int | None = None
         if self._mirrored:
             self._pull(reads)
 
     def __str__(self) -> str:
         return str(self.workdir)
+
+    def lock(self) -> None:
+        """Keep other runs out of the local folder, which exists, until this one ends, however it ends.
+
+        Raises:
+          UserError: another run is writing there.
+        """
+        file = os.open(self.local, os.O_RDONLY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise UserError(
+                f"{self}: another process is training in this folder; wait until it has ended, or pass another workdir="
+            ) from None
+        except OSError:  # Some network file systems lock no folders.
+            os.close(file)
+        else:
+            self._lock = file
 
     def push(self) -> None:
         """Copy changed files into the bucket; do nothing for a local run, and in processes that only read."""
@@ -143,6 +164,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._lock is not None:
+            # Closing alone would leave the lock to a process that another thread has just forked.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
         if not self._mirrored:
             return
         if error is None:

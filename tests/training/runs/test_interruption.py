@@ -14,6 +14,7 @@ import pytest
 import tiny
 from test_best_is_start import Measured
 
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.hosts import EXIT_AGAIN
 from jaxretr.training import loop as program
 from jaxretr.training.metrics_log import read_metrics
@@ -80,6 +81,19 @@ def test_the_evaluation_before_the_first_step_is_announced_and_ends_at_once(
     lines = [record.getMessage() for record in caplog.records]
     assert any("before the first step: 2 questions" in line for line in lines)
     assert run(monkeypatch, tmp_path / "run", Stopped(config, [0.1, 0.2]))["mrr"] == 0.2
+
+
+def test_two_runs_do_not_write_one_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    """They deleted each other's checkpoints, and wrote lines of metrics in turn."""
+    config = tiny.contrastive_config(tmp_path, train={"steps": 1, "best_metric": "mrr"})
+    monkeypatch.setattr(program, "build", lambda *_: Stopped(config, [0.1, 0.2]))
+
+    def again(*_: Any) -> None:
+        with pytest.raises(UserError, match="another process is training in this folder"):
+            program.train(config, tmp_path / "run")
+
+    assert program.train(config, tmp_path / "run", on_step=again)["mrr"] == 0.2
+    assert program.train(config, tmp_path / "run")["mrr"] == 0.2, "it is free again"
 
 
 # In a compiled program no handler of Python's runs.
