@@ -2,7 +2,7 @@
 
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal
 
 from jaxretr.runtime.errors import UsageError, did_you_mean
@@ -24,6 +24,9 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
     for key in values:
         if key not in names:
             raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, names)}")
+    needed = (item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING)
+    if lacking := [name for name in needed if name not in values]:
+        raise UsageError(f"{where}: has no key '{lacking[0]}'; give it")
     converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
     for key, value in converted.items():
         if not _fits(hints[key], value):

@@ -297,6 +297,8 @@ def test_a_mixture_is_given_as_json(tiny_models: Path) -> None:
     assert given.members["b"].negatives.static == 3 and given.members["a"].negatives == config.negatives
     with pytest.raises(UsageError, match="unknown key 'wieght'; did you mean 'weight'"):
         override(config, ["--data.mixture", json.dumps([{"name": "a", "wieght": 2}])])
+    with pytest.raises(UsageError, match=r"mixture\[0\]: has no key 'name'; give it"):
+        override(config, ["--data.mixture", json.dumps([{"train": "a.jsonl"}])])
     assert dataclasses.replace(given, data=config.data) == config
     again = override(given, ["--data.mixture", json.dumps(sets[:1]), "--data.token-cache", "kept"])
     assert isinstance(again, ContrastiveConfig) and again.data.token_cache == "kept" and len(again.data.mixture) == 1
