@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.data.question_identity import joined_by_text, without_own
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Filters:
 
     def __post_init__(self) -> None:
         at_least(1, negatives=self.negatives)
+        check_choice(get_args(Match), answers=self.answers)
         for name in ("margin", "relative_margin"):
             if not isinstance(getattr(self, name), int | float | np.number | None):
                 raise UsageError(f"{name}={getattr(self, name)!r}: give a number")
