@@ -11,7 +11,7 @@ from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import read_json, resolve
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage import sealed_folder
-from jaxretr.runtime.storage.files import atomic_folder, write_json
+from jaxretr.runtime.storage.files import atomic_folder, check_place, write_json
 
 _VERSION = 1
 
@@ -89,6 +89,7 @@ def check_replaceable(folder: str | Path) -> None:
     """Raise UserError unless a combined encoder may be written there: new, empty, or an older one."""
     folder = Path(folder).expanduser()
     sealed_folder.check_replaceable(folder, "a combined model", lambda names: is_combined(folder), _OURS)
+    check_place(folder)
 
 
 def is_combined(folder: Path) -> bool:

@@ -28,7 +28,7 @@ from jaxretr.models.hub.tensor_files import TensorFiles, has_weights, write_safe
 from jaxretr.runtime.errors import UserError, path_text
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.mesh import to_host
-from jaxretr.runtime.storage.files import atomic_folder, restore, write_json
+from jaxretr.runtime.storage.files import atomic_folder, check_place, restore, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 
 _WEIGHTS = "model.safetensors"
@@ -277,7 +277,9 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
 
 def check_new_model(folder: str | Path) -> None:
     """Raise UserError unless a model may be written there: to a new or empty folder, or over an older model."""
-    check_replaceable(Path(folder).expanduser(), "a model of jaxretr", lambda names: NOTE in names, _OURS)
+    folder = Path(folder).expanduser()
+    check_replaceable(folder, "a model of jaxretr", lambda names: NOTE in names, _OURS)
+    check_place(folder)
 
 
 def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | None) -> None:

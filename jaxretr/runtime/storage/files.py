@@ -376,6 +376,14 @@ def check_output(path: str | Path) -> None:
     place = Path(path).expanduser()
     if place.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
-    parent = next(folder for folder in place.absolute().parents if folder.exists())
+    if not is_remote(path) and (place.is_file() or not place.exists()):
+        check_place(place)
+
+
+def check_place(path: str | Path) -> None:
+    """Raise UserError for a file or folder that nobody may make, or replace, where it is to be."""
+    parent = next(folder for folder in Path(os.path.realpath(path)).parents if os.path.exists(folder))
     if not parent.is_dir():
         raise UserError(f"{path}: {parent} is a file, not a folder; choose another path")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{path}: cannot be written ({parent} is protected); {_REMEDIES[errno.EACCES]}")

@@ -185,6 +185,18 @@ def test_other_compressions_are_refused_before_the_work(tmp_path: Path, name: st
     assert not os.listdir(tmp_path)
 
 
+def test_a_protected_folder_is_seen_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere: the system's answer is given. Pipes and what exists elsewhere stay as they are."""
+    (tmp_path / "ours").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "ours")
+    for name in ("ours/run.trec", "ours/new/run.trec"):
+        with pytest.raises(UserError, match=rf"{name}: cannot be written .* choose a folder that you may write to"):
+            check_output(tmp_path / name)
+    os.mkfifo(tmp_path / "ours/pipe")
+    for place in (tmp_path / "run.trec", tmp_path / "ours/pipe", "s3://bucket/run.trec", "/dev/stdout"):
+        check_output(place)
+
+
 # ---- a disk that fills up --------------------------------------------------------------------------------------------
 
 
