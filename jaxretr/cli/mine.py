@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.mining.mining import mine
     from jaxretr.runtime.storage.files import atomic_write, check_output
 
-    check_output(args.out)
     if args.report is not None:
         check_output(args.report)
         if os.path.realpath(args.report) == os.path.realpath(args.out):
@@ -67,7 +66,6 @@ def run(args: argparse.Namespace) -> None:
         check_finished(args.model)
         found["model"] = lambda: load_encoder(args.model, dtype=args.compute or "auto")
     mined = mine(**found, out=args.out, bm25=bm25_settings(args), scorer=scorer_loader(args, "scorer", *own_precision))
-    mined.save(args.out)
     if args.report is not None:
         with atomic_write(args.report) as file:
             file.write(mined.to_json() + "\n")

@@ -37,7 +37,7 @@ from jaxretr.mining.negatives import (
 )
 from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import atomic_write, open_descriptor, sha256
+from jaxretr.runtime.storage.files import atomic_write, check_output, open_descriptor, sha256
 
 if TYPE_CHECKING:  # They bring JAX along, which mining with BM25 does without.
     from jaxretr.embeddings.encoding import Encoder
@@ -186,8 +186,8 @@ def mine(
       relabel_margin: passages that score at least the best positive's raw score by the scorer and this, all of those that
         pass the other filters, become positives of the question.
       skip_bad: skip and count bad rows, and positives that the corpus lacks.
-      out: the file that the result will be saved as. A scorer's scores are kept beside it until all are there, so that an
-        interrupted call resumes.
+      out: the training file to write. A scorer's scores are kept beside it until all are there, so that an interrupted call
+        resumes.
 
     Raises:
       UsageError: arguments that contradict each other.
@@ -225,6 +225,8 @@ def mine(
     if scorer is None and (name := next((name for name, limit in limits.items() if limit is not None), None)):
         raise UsageError(f"{name}= is for the scores of a scorer: give scorer= as well, or leave it out")
 
+    if out is not None:
+        check_output(out)
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
@@ -274,7 +276,10 @@ def mine(
     if isinstance(run, str | Path) and Path(run).is_file():  # A pipe cannot be read again.
         ranking = f"{run}, sha256 {sha256(Path(run))}"
     made_of["ranking"] = ranking or str(bm25 or Bm25Settings())
-    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of, kept)
+    mined = MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of, kept)
+    if out is not None:
+        mined.save(out)
+    return mined
 
 
 def _judge(scorer: "AnyScorer", *limits: float | None) -> "partial[Iterator[Mined]]":

@@ -1,6 +1,7 @@
 """A scorer as the filter of mined negatives: what it drops, by definition, and scores that a student is distilled from."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jaxretr
 from jaxretr import cli
 from jaxretr.data.pairs import Pair
 from jaxretr.data.readers import read_corpus
+from jaxretr.data.runs import to_json
 from jaxretr.data.training_set import load_training_set
 from jaxretr.mining import scorer_filter
 from jaxretr.mining.scorer_filter import ScorerFilter
@@ -126,16 +128,20 @@ def test_an_interrupted_call_resumes_after_the_questions_it_has_scored(
         jaxretr.mine(DATA, **settings, score_margin=0.001, out=tmp_path / "mined.jsonl")
     before = len(list(tmp_path.glob("mined.jsonl.scores-*/*")))
     assert before, "whole blocks were kept"
+    (kept,) = tmp_path.glob("mined.jsonl.scores-*")
+    shutil.copytree(kept, tmp_path / "kept")
     asked.clear()
     mined = jaxretr.mine(DATA, **settings, score_margin=0.001, out=tmp_path / "mined.jsonl")
     assert asked == of_all[-len(asked) :] and len(asked) < len(of_all)
     assert list(mined.records()) == uninterrupted
+    lines = (tmp_path / "mined.jsonl").read_bytes().splitlines()
+    assert lines == [to_json(record) for record in uninterrupted]
+    assert not kept.exists(), "the folder goes when the file is there"
+    shutil.copytree(tmp_path / "kept", kept)
     # With other candidates, only those that are the same as before have scores.
     others = {**settings, "ranks": (2, 20), "score_margin": 0.001}
     of_others = jaxretr.mine(DATA, **others, out=tmp_path / "mined.jsonl")
     assert list(of_others.records()) == list(jaxretr.mine(DATA, **others).records())
-    mined.save(tmp_path / "mined.jsonl")
-    assert not list(tmp_path.glob("mined.jsonl.scores-*")), "the folder goes when the file is there"
 
 
 def test_a_training_set_has_the_mined_scores_to_distil_from(scorer: CrossEncoder, tmp_path: Path):
