@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxretr.config import LOWER_IS_BETTER, Config, check_numbers, with_settings
+from jaxretr.config import LOWER_IS_BETTER, Config, ContrastiveConfig, check_numbers, with_settings
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.searches import find_all
 from jaxretr.evaluate.significance import Corrected, compare, corrected
@@ -318,6 +318,8 @@ def _values(runs: Sequence[RunFiles], metric: str) -> tuple[dict[str, dict[str, 
 
     A run's values are kept in its folder, where a later call finds them.
     """
+    if any(isinstance(run.config, ContrastiveConfig) and run.config.data.mixture for run in runs):
+        return {}, "the dev questions of a mixture are those of several sets"
     if not _OF_QUESTIONS.fullmatch(metric):
         return {}, f"{metric} is no mean over the dev questions"
     named = ("dev questions", "corpus", "passages")

@@ -23,6 +23,7 @@ from jaxretr.training import loop
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.runs import contrastive
 from jaxretr.training.runs.run_inputs import Inputs
+from jaxretr.training.sweep import _values
 
 METRIC = "ndcg@10"
 BY_LOSS = {"train.best_metric": "loss"}
@@ -208,6 +209,17 @@ def test_what_is_wrong_anywhere_is_refused_before_anything_is_trained(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert sorted(drawn.iterdir()) == before
+
+
+def test_the_reason_why_a_mixture_has_no_paired_tests_is_true(tmp_path: Path) -> None:
+    """They have dev questions, which the message denied."""
+    for number in range(2):
+        settings = {"data.mixture": [{"name": "a", "train": "a.jsonl", "held_out": 9}], "train.seed": number}
+        (tmp_path / str(number)).mkdir()
+        loop.write_config(tmp_path / str(number), jaxretr.load_config("dpr_small", **settings))
+        (tmp_path / f"{number}/metrics.jsonl").touch()
+    runs = [RunFiles.read(tmp_path / str(number)) for number in range(2)]
+    assert _values(runs, METRIC) == ({}, "the dev questions of a mixture are those of several sets")
 
 
 def test_names_are_safe_and_differ_where_values_do(config: str, tmp_path: Path) -> None:
