@@ -362,12 +362,12 @@ def _mine(
             log.warning(
                 "all passages that the model finds are too near the questions' own: the negatives are BM25's alone"
             )
-        mine(out / _TRAIN, negatives=_KEPT, **settings).save(out / _MINED)
+        mine(out / _TRAIN, negatives=_KEPT, out=out / _MINED, **settings)
         return
     of_bm25 = run_of(bm25_search(corpus), questions, _DEPTH)
     fused = reciprocal_rank([of_bm25, of_model])
     asked = {"scorer": load_scorer(scorer, dtype=dtype), "negatives": _SCORED, "out": out / _MINED}
-    mine(out / _TRAIN, run=fused, **asked, **settings).save(out / _MINED)
+    mine(out / _TRAIN, run=fused, **asked, **settings)
 
 
 def _search(encoder: DualEncoder, store: EmbeddingStore) -> EncoderSearch:
