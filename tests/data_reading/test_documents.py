@@ -59,6 +59,23 @@ def test_a_page_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
     assert list(read_corpus(name)) == [Passage("p.html", "Füße", "é")]
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<dl><dt>Hive<dd>Home<dt>Comb<dd>Cells</dl>after", "Hive\nHome\nComb\nCells\nafter"),
+        (
+            "<section>One</section><section>Two</section><details><summary>More</summary>Inside",
+            "One\nTwo\nMore\nInside",
+        ),
+        ("<p>a<?xml:namespace prefix = o /> b</p>", "a b"),
+        ("<p>start</p>" + "<font>" * 300 + "inside<p>end</p>", "start\n\ninside\n\nend"),
+    ],
+    ids=["definitions", "sections", "instruction", "deep"],
+)
+def test_no_words_of_a_page_are_lost_or_joined(tmp_path: Path, page: str, text: str) -> None:
+    assert next(iter(read_corpus(written(tmp_path, "p.html", page)))).text == text
+
+
 def test_a_folder_with_other_contents_counts_as_changed(folder: Path) -> None:
     before = source_of(f"files:{folder}").facts()
     (folder / "sub/plain.txt").write_text("Changed.")
@@ -134,6 +151,7 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.jsonl[words=9]", '{"id": null, "text": "a"}\n', 'field "_id" is null'),
         ("t.txt", b"caf\xe9", "t.txt: not UTF-8 at byte 3; convert it: iconv -f LATIN1"),
         ("t.md", "a".encode("utf-16"), "t.md: not UTF-8 at byte 0; convert it: iconv -f UTF-16"),
+        ("t.html", "<div>" * 5000 + "x", "t.html: cannot be read as HTML .*; remove it"),
         ("t.txt.gz", "x", "not a .csv, .* file; convert it"),
         ("t.doc", "x", r"not a .csv, .* file; convert it"),
         ("t.csv[word=3]", "", "'word=3' is no setting; did you mean 'words'"),

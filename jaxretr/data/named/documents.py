@@ -31,7 +31,10 @@ _COLUMNS = {
 _NUMBERS = ("words", "overlap")
 
 # A version that changes when the same files give other rows.
-_VERSION = 2
+_VERSION = 3
+
+# Elements that stand on lines of their own as well, besides those that inscriptis knows.
+_BLOCKS = "caption center dd details dialog dir dl dt fieldset form hr legend menu optgroup option section summary"
 
 
 class Form(NamedTuple):
@@ -173,22 +176,28 @@ def _plain(file: Path) -> tuple[str, str]:
 def _html(file: Path) -> tuple[str, str]:
     inscriptis, lxml = import_extra("inscriptis", "data"), import_extra("lxml.html", "data")
     settings, css = import_extra("inscriptis.model.config", "data"), import_extra("inscriptis.css_profiles", "data")
+    element, display = css.HtmlElement, css.Display
     try:
         page = file.read_bytes()
-        # lxml takes a page that declares no encoding for Latin 1; few are.
-        tree = lxml.document_fromstring(page, parser=lxml.HTMLParser(encoding="utf-8" if _is_utf8(page) else None))
+        # lxml takes a page that declares no encoding for Latin 1; few are. Unless it is asked for huge trees, it leaves out
+        # what stands in more than 255 elements, such as font, which pages open and never close.
+        tree = lxml.document_fromstring(
+            page, parser=lxml.HTMLParser(encoding="utf-8" if _is_utf8(page) else None, huge_tree=True)
+        )
+        # Pictures have titles, too.
+        named = (
+            "".join(found.itertext()).split()
+            for found in (*tree.xpath("//title[not(ancestor::svg)]"), *tree.iter("h1"))
+        )
+        title = " ".join(next(filter(None, named), []))
+        # The text behind an instruction (<?xml:namespace ... />) would be left out with it.
+        lxml.etree.strip_elements(tree, lxml.etree.ProcessingInstruction, with_tail=False)
+        shown = {**css.CSS_PROFILES["strict"], **dict.fromkeys(_BLOCKS.split(), element(display=display.block))}
+        text = inscriptis.Inscriptis(tree, settings.ParserConfig(shown)).get_text()
     except lxml.etree.ParserError:  # nothing in it
         return "", ""
-    except Exception as error:  # lxml's other kinds
+    except Exception as error:  # lxml's other kinds, and elements nested so deeply that Python gives up
         raise UserError(f"{file}: cannot be read as HTML ({shortened(error)}); remove it, or save it again") from error
-    # Pictures have titles, too.
-    named = (
-        "".join(found.itertext()).split() for found in (*tree.xpath("//title[not(ancestor::svg)]"), *tree.iter("h1"))
-    )
-    title = " ".join(next(filter(None, named), []))
-    text = inscriptis.get_text(
-        lxml.tostring(tree, encoding="unicode"), settings.ParserConfig(css.CSS_PROFILES["strict"])
-    )
     return title, "\n".join(line.strip() for line in text.strip().splitlines())
 
 
