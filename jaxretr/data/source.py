@@ -24,7 +24,10 @@ from jaxretr.runtime.storage.files import sha256
 OPENERS: dict[str, Callable[[str, str | None], Collection]] = {}
 """By the scheme of a name, functions of its body and of what stands in its brackets; the package adds its own."""
 
-_FORM = re.compile(r"(?P<scheme>\w+):(?P<body>[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>[^\[\]]+))?")
+# files: has no parts, and a path may contain a #.
+_FORM = re.compile(
+    r"(?P<scheme>\w+):(?P<body>(?<=^files:)[^\[\]]+|[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>[^\[\]]+))?"
+)
 _FORMS = "ir_datasets:ID, tfds:NAME/CONFIG:VERSION[SPLIT], hf:OWNER/NAME/CONFIG[SPLIT] or files:PATH[text=COLUMN]"
 
 # The part of a collection that stands for a file of a BEIR folder.

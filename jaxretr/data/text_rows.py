@@ -382,7 +382,7 @@ def string_field(row: dict[str, Any], names: tuple[str, ...], *, allow_int: bool
             return value
         if allow_int and type(value) is int:
             return str(value)
-        raise RowError(f'field "{name}" is {_kind(value)}, not a string; write it in quotes')
+        raise RowError(f'field "{name}" is {_kind(value)}, not a string; make it one')
     return None
 
 

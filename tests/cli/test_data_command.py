@@ -119,7 +119,7 @@ def test_convert_stops_at_a_bad_row_or_skips_it(tmp_path, capsys):
     path.write_text((GOLDEN / "tevatron.jsonl").read_text() + '{"query": 1}\n')
     out.write_text("old")
     assert run("convert", path, out, "--to", "dpr") == 1
-    assert the_error(capsys) == f'{path}:3: field "query" is a number, not a string; write it in quotes'
+    assert the_error(capsys) == f'{path}:3: field "query" is a number, not a string; make it one'
     assert out.read_text() == "old"
     assert run("convert", path, out, "--to", "dpr", "--skip-bad") == 0
     captured = capsys.readouterr()

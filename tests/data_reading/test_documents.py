@@ -1,6 +1,7 @@
 """`files:PATH`: folders of texts and tables with any columns, as a corpus for every command."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,26 @@ def written(tmp_path: Path, name: str, content: str | bytes) -> str:
 def test_a_folder_of_texts_is_a_corpus(folder: Path) -> None:
     assert list(read_corpus(f"files:{folder}")) == READ
     assert list(read_corpus(f"files:{folder / 'a.md'}")) == READ[:1]
+
+
+def test_rules_of_a_markdown_file_are_no_front_matter(tmp_path: Path) -> None:
+    name = written(tmp_path, "r.md", "---\n\nFirst.\n\n---\n\nSecond.\n")
+    assert next(iter(read_corpus(name))).text == "---\n\nFirst.\n\n---\n\nSecond."
+
+
+def test_a_folder_whose_name_contains_a_number_sign(tmp_path: Path) -> None:
+    (tmp_path / "C#").mkdir()
+    name = written(tmp_path, "C#/a#b.txt", "One. Two.")
+    assert (
+        list(read_corpus(f"files:{tmp_path}/C#")) == list(read_corpus(name)) == [Passage("a#b.txt", "a#b", "One. Two.")]
+    )
+    assert [passage.id for passage in read_corpus(f"{name}[words=1]#corpus")] == ["a#b.txt#1", "a#b.txt#2"]
+
+
+def test_a_name_that_no_id_can_be(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("x")
+    with pytest.raises(UserError, match="its name is not UTF-8"):
+        read_corpus(f"files:{tmp_path}")
 
 
 def test_a_page_in_the_encoding_that_it_declares(tmp_path: Path) -> None:

@@ -144,6 +144,10 @@ def _texts_below(folder: Path) -> list[Path]:
 def _of_folder(folder: Path, files: Sequence[Path]) -> Iterator[Row]:
     for file in files:
         title, text = _html(file) if file.suffix.lower() in (".html", ".htm") else _plain(file)
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{str(file)!r}: its name is not UTF-8, as ids are; rename it") from None
         # Ids are columns of runs, which white space separates.
         id = "%20".join(file.relative_to(folder).as_posix().split())
         yield {"_id": id, "title": title or file.stem, "text": text}
@@ -161,7 +165,7 @@ def _plain(file: Path) -> tuple[str, str]:
     if file.suffix.lower() != ".txt":
         lines = text.splitlines()
         rules = [number for number, line in enumerate(lines) if line.rstrip() == "---"]
-        if len(rules) > 1 and not rules[0]:  # front matter
+        if len(rules) > 1 and not rules[0] and lines[1].strip():  # front matter; before a blank line, "---" is a rule
             end = rules[1]
             title = next((line[6:].strip(" \"'") for line in lines[1:end] if line.startswith("title:")), "")
             lines = lines[end + 1 :]
