@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.cli.model import load_model
     from jaxretr.cli.process import typed
     from jaxretr.embeddings.encoding import encode
+    from jaxretr.models.encode import cut_remedy
     from jaxretr.runtime.parallel.hosts import agree, program_facts, stops_when_asked, together
     from jaxretr.runtime.parallel.memory import size
 
@@ -51,8 +52,7 @@ def run(args: argparse.Namespace) -> None:
             return
         meta = store.meta
         longest = getattr(encoder.config, f"max_{args.side}_length")
-        many = args.side == "passage" and store.cut >= meta.rows / 20
-        remedy = "; --corpus 'files:CORPUS[words=150]' makes passages of them" if many else ""
+        remedy = cut_remedy(store.cut, meta.rows, args.side, longest) if store.cut else ""
         print(
             f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(store.bytes)} in "
             f"{meta.shards} shards; {store.cut} texts ({store.cut / meta.rows:.0%}) were cut at {longest} tokens{remedy}"

@@ -400,7 +400,16 @@ def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> Non
     if cut and _log.isEnabledFor(logging.WARNING):  # Asked now: a note may be said after `without_truncation_warnings`.
         place = "the model's maximum length" if longest is None else f"{longest} tokens"
         share = f"{cut / count:.0%}" if cut >= count / 100 else "below 1%"
-        note(_log.warning, "%d of %d %ss (%s) were cut at %s", cut, count, what, share, place)
+        remedy = cut_remedy(cut, count, what, longest)
+        note(_log.warning, "%d of %d %ss (%s) were cut at %s%s", cut, count, what, share, place, remedy)
+
+
+def cut_remedy(cut: int, count: int, what: str, longest: int | None) -> str:
+    """What to do about texts of which a model reads only the beginning, if they are passages and many; see `note_cut`."""
+    if what != "passage" or longest is None or cut < count / 20:
+        return ""
+    # 256 tokens are about 190 English words, and the title needs room.
+    return f"; 'files:CORPUS[words={max(1, longest * 150 // 256)}]' makes passages of them"
 
 
 @contextlib.contextmanager

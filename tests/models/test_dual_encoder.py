@@ -219,6 +219,10 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
     assert [record.getMessage() for record in caplog.records] == ["2 of 3 questions (67%) were cut at 16 tokens"]
     encoder.encode_queries(["short"])
     assert encoder.truncated == 0
+    caplog.clear()
+    encoder.encode_passages([{"text": "word " * 900}])
+    longest = encoder.config.max_passage_length
+    assert f"'files:CORPUS[words={longest * 150 // 256}]' makes passages of them" in caplog.text
 
 
 @pytest.mark.parametrize(
