@@ -353,7 +353,8 @@ def update(
         has the live one open.
       add: embedding store of the passages to add; of a live index their file, as for encode; a passage whose id exists
         replaces the old one.
-      delete: ids of passages to delete; one that is added as well is replaced. A `Path` is a file with one per line.
+      delete: ids of passages to delete, of a live index also of documents that files:PATH[words=N] cut; one that is added
+        as well is replaced. A `Path` is a file with one per line.
       rebalance: retrain tree and codes, and tune again; automatic once many of the passages have changed.
       model: its encoder, if the name that the index has for it leads nowhere.
       dtype: precision of the encoder's matmuls; by default auto: bfloat16 where this machine runs it faster.

@@ -149,7 +149,11 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     assert run("update", folder, "--delete", gone) == 1
     assert "is not in the index" in error_line(capsys.readouterr().err)
     # A document that became shorter leaves none of its passages behind.
-    for text, message in (("One. Two. Three.", "3 added, 0 replaced, 0"), ("One.", "0 added, 1 replaced, 2")):
+    for text, message in (
+        ("One. Two. Three.", "3 added, 0 replaced, 0"),
+        ("One. Two.", "0 added, 2 replaced, 1"),
+        ("One.", "0 added, 1 replaced, 1"),
+    ):
         (tmp_path / "notes").mkdir(exist_ok=True)
         (tmp_path / "notes/a.txt").write_text(text)
         assert run("update", folder, "--add", f"files:{tmp_path / 'notes'}[words=1]", "--compute", "float32") == 0
@@ -159,12 +163,19 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     index.close()
     # A table's own column of that name cuts nothing.
     table = tmp_path / "t.csv"
-    for rows in ("b#1,b,x\nb#2,b,y\n", "b#1,b,z\n"):
+    for rows in ("b#1,b,x\nb#2,b,y\nc#1,,z\n", "b#1,b,z\n"):
         table.write_text(f"id,document,text\n{rows}")
         assert run("update", folder, "--add", f"files:{table}", "--compute", "float32") == 0
         assert ", 0 deleted" in capsys.readouterr().out
-    (tmp_path / "gone.txt").write_text("a.txt#1\nb#1\nb#2\n")
+    gone.write_text("c\n")
+    assert run("update", folder, "--delete", gone) == 1
+    assert "'c' is not in the index" in error_line(capsys.readouterr().err)
+    # One that was cut is deleted by its own id.
+    (tmp_path / "notes/a.txt").write_text("One. Two.")
+    assert run("update", folder, "--add", f"files:{tmp_path / 'notes'}[words=1]", "--compute", "float32") == 0
+    gone.write_text("a.txt\nb\nc#1\n")
     assert run("update", folder, "--delete", gone) == 0
+    assert "5 deleted" in capsys.readouterr().out
     assert run("update", folder, "--rebalance") == 0
     index = LiveIndex.open(folder, background=False)
     assert index.facts()["snapshot_rows"] == len(index) == len(ids)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def update(
       add: a corpus, whose passages are encoded; one whose id exists replaces the old one, and of a document that is cut into
         passages (files:PATH[words=N]) older passages behind the last one are deleted. They are written in pieces: an
         update that was interrupted can be repeated.
-      delete: ids of the passages to remove.
+      delete: ids of the passages to remove, or of documents that are cut, for all of their passages.
       rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
         it is due.
       model: the encoder, as `load_encoder` takes it, if the index's own name for its model leads nowhere.
@@ -125,8 +125,13 @@ def update(
             document = str(found.metadata["document"])
             cut[document] = cut.get(document, 0) + 1
     with closing(LiveIndex.open(folder, name=Path(folder).name, background=False)) as index:
-        if any(missing := [found is None for found in index.documents(delete)]):
-            raise UserError(f"{delete[missing.index(True)]!r} is not in the index; remove it from the ids to delete")
+        meant = [
+            list(_passages_from(index, id, 1)) if found is None else [id]
+            for id, found in zip(delete, index.documents(delete), strict=True)
+        ]
+        if [] in meant:
+            raise UserError(f"{delete[meant.index([])]!r} is not in the index; remove it from the ids to delete")
+        delete = list(chain.from_iterable(meant))
         added = replaced = 0
         with ExitStack() as stack:
             encoder, documents = None, iter(())
@@ -158,8 +163,10 @@ def update(
 
 def _passages_from(index: LiveIndex, document: str, number: int) -> Iterator[str]:
     """The ids of the passages of a document that are in an index, from one number on."""
-    while index.documents([id := f"{document}#{number}"])[0] is not None:
-        yield id
+    while (found := index.documents([f"{document}#{number}"])[0]) is not None:
+        if str(found.metadata.get("document")) != document:  # a table's own id
+            return
+        yield found.id
         number += 1
 
 
