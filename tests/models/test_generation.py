@@ -91,6 +91,15 @@ def test_greedy_tokens_and_their_likelihood_are_those_of_transformers(case: str,
     assert not np.asarray(found.counts)[4:].any(), "rows without a prompt say nothing"
 
 
+@pytest.mark.parametrize("setting", ["final_logit_softcapping", "attn_logit_softcapping"])
+def test_logits_that_would_be_capped_are_refused(setting: str, tmp_path: Path):
+    model = random_lm("gemma3_text, causal")
+    setattr(model.config, setting, 30.0)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"caps .*{setting}.*, which is not supported; give another model"):
+        read(tmp_path, "gemma3_text, causal")
+
+
 # ---- draws -------------------------------------------------------------------------------------------------------------
 
 

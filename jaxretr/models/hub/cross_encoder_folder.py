@@ -131,6 +131,10 @@ def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None
     encoder = import_checkpoint(config, tensors)
     if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
         raise UserError(f"{folder}: is no causal language model; give a decoder with its output layer (...ForCausalLM)")
+    if config.get("final_logit_softcapping") is not None:
+        raise UserError(
+            f"{folder}: caps its logits (final_logit_softcapping), which is not supported; give another model"
+        )
     words = encoder.params["word_embedding"]["table"]
     stated = config.get("tie_word_embeddings")
     if _OUTPUT not in tensors.names:

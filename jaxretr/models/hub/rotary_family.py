@@ -107,6 +107,10 @@ def _with_attention(shape: RotaryConfig, config: Mapping[str, Any], file: str) -
     width: Any = None
     if architecture == "gemma3_text":
         causal = not config.get("use_bidirectional_attention")
+        if config.get("attn_logit_softcapping") is not None:
+            raise UserError(
+                f"{file}: caps what is attended to (attn_logit_softcapping), which is not supported; give another model"
+            )
         shape = replace(
             shape,
             embedding_scale=shape.hidden_size**0.5,
