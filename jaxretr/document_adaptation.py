@@ -58,6 +58,7 @@ METRICS = ("ndcg@10", "mrr@10", "recall@20")
 
 _COMMAND, _QUESTIONS, _HELD_OUT, _FIRST = "command.json", "generated.jsonl", "held_out", "embeddings_before"
 _TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl"
+_SECONDS = "seconds.json"
 
 # Passages whose questions choose the checkpoint, and are compared on where the user has none: at most a tenth.
 _MOST_HELD_OUT = 200
@@ -204,17 +205,19 @@ def adapt_to_documents(
             },
         },
     )
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = json.loads((out / _SECONDS).read_text()) if (out / _SECONDS).is_file() else {}
 
     def timed(name: str, work: Callable[[], Any], made: Path | None = None) -> Any:
-        """Do one part of the work, if its file is not there, and note its time."""
+        """Do one part of the work, if its file is not there, and add its time to that of interrupted calls."""
         if made is not None and made.is_file():
             log.info("%s: is there already", made)
             return None
         started = time.monotonic()
-        result = work()
-        seconds[name] = round(seconds.get(name, 0.0) + time.monotonic() - started, 1)
-        return result
+        try:
+            return work()
+        finally:
+            seconds[name] = round(seconds.get(name, 0.0) + time.monotonic() - started, 1)
+            write_json(out / _SECONDS, seconds)
 
     # ---- questions ---------------------------------------------------------------------------------------------------
     timed(
