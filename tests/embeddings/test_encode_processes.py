@@ -17,7 +17,7 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, init_params
-from jaxretr.runtime.parallel.hosts import EXIT_AGAIN
+from jaxretr.runtime.parallel.hosts import EXIT_AGAIN, AskedToStop, stops_when_asked
 
 CORPUS = Path(__file__).parents[1] / "data/wiki_qa"
 SEED = 20261121
@@ -189,3 +189,15 @@ def test_a_corpus_larger_than_memory_is_read_along_the_way(words: list[str], tmp
     grown = (peaks[1] - peaks[0]) / 2**20
     print(f"peaks of {peaks[0] / 2**20:.0f} and {peaks[1] / 2**20:.0f} MiB")
     assert grown < 60, "8 bytes a passage are kept, and what the allocator makes of it"
+
+
+def test_a_request_to_stop_is_heard_during_garbage_collection():
+    """Python prints an exception in a finalizer, and goes on."""
+
+    class Collected:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(AskedToStop), stops_when_asked():
+        Collected()
+        time.sleep(10)

@@ -208,6 +208,10 @@ class AskedToStop(SystemExit):
         return "it was asked to stop (SIGTERM)"
 
 
+# Functions that the garbage collector calls, JAX's among them: Python prints an exception in them, and goes on.
+_UNHEARD = ("__del__", "_xla_gc_callback")
+
+
 @contextlib.contextmanager
 def stops_when_asked() -> Iterator[None]:
     """End a block with `AskedToStop` when SIGTERM comes, for work that has nothing to save before it ends.
@@ -216,6 +220,13 @@ def stops_when_asked() -> Iterator[None]:
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_name not in _UNHEARD:
+            frame = frame.f_back
+        if frame is not None:
+            again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         signal.signal(signal.SIGTERM, earlier)  # A second one ends the process at once.
         raise AskedToStop
 
