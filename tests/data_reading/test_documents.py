@@ -161,6 +161,7 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
             "id,txt\n1,a\n",
             r"t.csv:1: none of its columns, id, txt, is known as the text; write \[text=COLUMN\]",
         ),
+        ("t.csv", "id;text\n1;a\n", "t.csv:1: .* id;text, is known as the text; separate its columns with commas"),
         ("t.csv[text=tx]", "id,txt\n1,a\n", "t.csv:1: no column 'tx'; did you mean 'txt'"),
         ("t.csv", "id,text\n1,a\n2\n", "t.csv:3: 1 columns, the header has 2; check"),
         ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: broken csv .*; close the quotes"),

@@ -268,7 +268,9 @@ def _chosen(where: str, there: Sequence[str], columns: Mapping[str, str], *, fir
             raise UserError(f"{where}: no column '{column}'{hint}")
         chosen[key] = column
     if "text" not in chosen:
-        raise UserError(f"{where}: none of its columns, {', '.join(there)}, is known as the text; write [text=COLUMN]")
+        apart = len(there) == 1 and any(map(there[0].__contains__, ";\t|"))
+        remedy = "separate its columns with commas" if apart else "write [text=COLUMN]"
+        raise UserError(f"{where}: none of its columns, {', '.join(there)}, is known as the text; {remedy}")
     return chosen
 
 
