@@ -17,7 +17,7 @@ from jaxretr.runtime.errors import UserError
 
 FILES = {
     "a.md": '---\ntitle: "Rivers"\ntags: x\n--- \n\nThe Elbe is long. It has bridges.\n',
-    "sub/b c.markdown": "\n# Lakes\n\nA lake. Another.\n",
+    "sub/b c.markdown": "\n# Lakes of C# ##\n\nA lake. Another.\n",
     "sub/page.HTML": "<title>Seas &amp; more</title><script>no()</script><p>Salt <b>water</b>.</p><ul><li>one<li>two</ul>",
     "sub/plain.txt": "\ufeffNo title here.",
     "sub/.hidden/x.txt": "not read",
@@ -27,7 +27,7 @@ FILES = {
 }
 READ = [
     Passage("a.md", "Rivers", "The Elbe is long. It has bridges."),
-    Passage("sub/b%20c.markdown", "Lakes", "A lake. Another."),
+    Passage("sub/b%20c.markdown", "Lakes of C#", "A lake. Another."),
     Passage("sub/page.HTML", "Seas & more", "Salt water.\n\n* one\n* two"),
     Passage("sub/plain.txt", "plain", "No title here."),
     Passage("sub/zero.html", "zero", ""),

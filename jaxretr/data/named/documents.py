@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import decimal
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -171,7 +172,7 @@ def _plain(file: Path) -> tuple[str, str]:
             lines = lines[end + 1 :]
         first = next((number for number, line in enumerate(lines) if line.strip()), None)
         if first is not None and lines[first].startswith("# "):
-            title = title or lines[first][2:].strip()
+            title = title or re.sub(r"(^|\s)#+$", "", lines[first][2:].strip())  # "# Heading #"
             lines = lines[first + 1 :]
         text = "\n".join(lines)
     return title, text.strip()
