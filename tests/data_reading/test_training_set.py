@@ -279,7 +279,10 @@ def test_a_judged_passage_that_the_corpus_lacks(tmp_path, caplog):
     [
         ("[]", "an empty array; give a file with at least one row"),
         ("", "is empty; give a file with at least one row"),
-        ('[{"question": "q", "positive_ctxs": [{"text": 3}]}]', ':1: field "text" is a number, not a string; write'),
+        (
+            '[{"question": "q", "positive_ctxs": [{"text": 3}]}]',
+            ':1: field "text" is a number, not a string; make it one',
+        ),
     ],
 )
 def test_files_with_nothing_to_train_on(tmp_path, content, message):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -89,14 +90,22 @@ class Drawn:
         folder.mkdir(exist_ok=True)
 
 
+@pytest.fixture(scope="module")
+def first_drawn(config: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "drawn"
+    base = jaxretr.load_config(config, **BY_LOSS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "build", lambda config, *_: Drawn(config))
+        found = jaxretr.sweep(base, grid={"train.seed": [1, 2], "optimizer.clip": [1]}, workdir=folder)
+    assert [row.name for row in found.rows] == ["clip=1.0,seed=1", "clip=1.0,seed=2"]
+    return folder
+
+
 @pytest.fixture
-def drawn(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def drawn(first_drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sweep of drawn runs: one value, and two seeds."""
     monkeypatch.setattr(loop, "build", lambda config, *_: Drawn(config))
-    base = jaxretr.load_config(config, **BY_LOSS)
-    found = jaxretr.sweep(base, grid={"train.seed": [1, 2], "optimizer.clip": [1]}, workdir=tmp_path / "drawn")
-    assert [row.name for row in found.rows] == ["clip=1.0,seed=1", "clip=1.0,seed=2"]
-    return tmp_path / "drawn"
+    return Path(shutil.copytree(first_drawn, tmp_path / "drawn"))
 
 
 def starts(run: Path) -> list[int]:
