@@ -12,11 +12,12 @@ from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
 
 
-def dense_retriever(model: DualEncoder, corpus: Corpus) -> Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]:
-    """Encode the corpus; the returned function searches it exactly.
+Retriever = Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
+"""A search for the k best passages of B questions: scores float32 [B, k] and corpus rows int [B, k], best first."""
 
-    It finds the k best passages of B questions: scores float32 [B, k] and corpus rows int [B, k], best first.
-    """
+
+def dense_retriever(model: DualEncoder, corpus: Corpus) -> Retriever:
+    """Encode the corpus; the returned function searches it exactly."""
     index = ExactIndex(model.encode_passages(list(corpus)), ids=corpus.ids)
     return lambda questions, k: index.search_rows(model.encode_queries(questions), k)
 
