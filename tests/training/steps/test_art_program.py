@@ -58,7 +58,7 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
         sharding.abstract(batch, mesh8, rows),
     )
     refresh = run.whole.refresh_program.lower(train.params, tokens(run.whole.passages), index, train.step)
-    search = run.whole.search.lower(train.params, index, *(array(jnp.int32, 64, *more) for more in ((16,), ())))
+    search = run.whole.search.lower(train.params, index, array(jnp.int32, 64, 16), array(jnp.int32, 64), None)
     return Compiled(run, *(Program(program.compile().as_text()) for program in (step, refresh, search)))
 
 
