@@ -11,7 +11,6 @@ from jaxretr.evaluate.answers import accuracy
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.dual_encoder import DualEncoder
 
-
 Retriever = Callable[[list[str], int], tuple[np.ndarray, np.ndarray]]
 """A search for the k best passages of B questions: scores float32 [B, k] and corpus rows int [B, k], best first."""
 
