@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
             return
         meta = store.meta
         longest = getattr(encoder.config, f"max_{args.side}_length")
-        remedy = cut_remedy(store.cut, meta.rows, args.side, longest) if store.cut else ""
+        remedy = cut_remedy(store.cut, meta.rows, args.side, longest)
         print(
             f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(store.bytes)} in "
             f"{meta.shards} shards; {store.cut} texts ({store.cut / meta.rows:.0%}) were cut at {longest} tokens{remedy}"

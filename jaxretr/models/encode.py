@@ -405,7 +405,7 @@ def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> Non
 
 
 def cut_remedy(cut: int, count: int, what: str, longest: int | None) -> str:
-    """What to do about texts of which a model reads only the beginning, if they are passages and many; see `note_cut`."""
+    """Return the remedy for passages of which a model reads only the beginning, if they are many, else ""; see `note_cut`."""
     if what != "passage" or longest is None or cut < count / 20:
         return ""
     # 256 tokens are about 190 English words, and the title needs room.
