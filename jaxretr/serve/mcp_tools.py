@@ -4,9 +4,10 @@ All tools only read. Documents are cut to fit an agent's context; `fetch` contin
 has keys, a request needs one with the scope "read". No session is kept, so nothing is lost when the service stops.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -94,13 +95,10 @@ def mount(app: FastAPI, service: Service) -> Callable[[FastAPI], AbstractAsyncCo
     Returns:
       The app's lifespan, a function that makes a context manager: outside it no tool can be called.
     """
-    server = make_server(service)
-    server.streamable_http_app(stateless_http=True, json_response=True, host="")  # makes the session manager
-    manager = server.session_manager
+    tools = _Tools(service)
     # POST only: without sessions a GET would open a stream that carries nothing and delays the shutdown.
-    endpoint = _SameOrigin(manager.asgi_app, service)
-    app.router.routes.append(Route("/mcp", endpoint, methods=["POST"], include_in_schema=False))
-    return lambda _: manager.run()
+    app.router.routes.append(Route("/mcp", _SameOrigin(tools, service), methods=["POST"], include_in_schema=False))
+    return tools.live
 
 
 def make_server(service: Service) -> Any:
@@ -229,6 +227,54 @@ async def _answer_of(answer: Awaitable[T]) -> T:
 def _refusal(message: str) -> Exception:
     """The exception that the SDK turns into a tool's error."""
     return import_extra("mcp.server.mcpserver.exceptions", "serve").ToolError(message)
+
+
+class _Tools:
+    """The SDK's ASGI app. The first request makes it, since importing the SDK takes a second that few services need.
+
+    Args:
+      service: the service that the tools call.
+    """
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._wanted, self._ended = asyncio.Event(), asyncio.Event()
+        self._app: asyncio.Future[ASGIApp] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Implement ASGI."""
+        assert self._app is not None, "outside the app's lifespan"
+        self._wanted.set()
+        app = await asyncio.shield(self._app)
+        await app(scope, receive, send)
+
+    @asynccontextmanager
+    async def live(self, _: FastAPI) -> AsyncIterator[None]:
+        """Answer requests as long as this is entered."""
+        self._app = asyncio.get_running_loop().create_future()
+        running = asyncio.ensure_future(self._run(self._app))
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._wanted.set()
+            await running
+
+    async def _run(self, made: asyncio.Future[ASGIApp]) -> None:
+        """The SDK's life, in one task, because a task that enters its context must leave it."""
+        await self._wanted.wait()
+        if self._ended.is_set():
+            return
+        try:
+            server = await asyncio.to_thread(make_server, self._service)
+        except Exception as error:
+            made.set_exception(error)
+            return
+        server.streamable_http_app(stateless_http=True, json_response=True, host="")  # Makes the session manager.
+        manager = server.session_manager
+        async with manager.run():
+            made.set_result(manager.asgi_app)
+            await self._ended.wait()
 
 
 class _SameOrigin:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -183,14 +185,15 @@ class _Door:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run(self) -> None:
-        """The service's life, in one task, because a task that enters MCP's context must leave it."""
+        """The service's life, in one task, which enters and leaves the app's lifespan."""
         began = time.monotonic()
         try:
-            service = await self._loaded()
+            service, app = await self._loaded()
             try:
-                app = create_app(service, self._settings, self._keys, self._lines)
                 async with app.router.lifespan_context(app):
                     self.service, self._app = service, app
+                    gc.freeze()  # What is loaded stays: no later collection looks through it.
+                    gc.enable()
                     self._lines.event(
                         "ready",
                         seconds=round(time.monotonic() - began, 2),
@@ -207,10 +210,10 @@ class _Door:
             self.error = error
             self.fail()
 
-    async def _loaded(self) -> Service:
-        """Load and start the service in a thread, which cannot be stopped."""
+    async def _loaded(self) -> tuple[Service, FastAPI]:
+        """Load and start the service in a thread, which cannot be stopped; returns it with its app."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Service] = loop.create_future()
+        future: asyncio.Future[tuple[Service, FastAPI]] = loop.create_future()
 
         def tell(what: Callable[[Any], None], value: Any) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended.
@@ -219,8 +222,9 @@ class _Door:
         def load() -> None:
             try:
                 service = self._load()
+                app = create_app(service, self._settings, self._keys, self._lines)
                 service.start()
-                tell(future.set_result, service)
+                tell(future.set_result, (service, app))
             except BaseException as error:
                 tell(future.set_exception, error)
 
