@@ -103,7 +103,8 @@ def _serve(args: argparse.Namespace) -> None:
     from jaxretr.cli.model import load_model, scorer_loader
     from jaxretr.embeddings.encoding import Encoder
     from jaxretr.indexes.certified.engines import engine_of
-    from jaxretr.models.hub.dual_encoder_folder import check_finished
+    from jaxretr.models.hub.combined_folder import is_combined
+    from jaxretr.models.hub.dual_encoder_folder import check_finished, is_ours, model_folder
     from jaxretr.serve import server
     from jaxretr.serve.keys import Keys
     from jaxretr.serve.loading import Parts
@@ -127,7 +128,9 @@ def _serve(args: argparse.Namespace) -> None:
     keys = Keys.read(Path(args.keys)) if args.keys else None
 
     def encoder() -> Encoder:
-        _import_tokenizers()
+        folder = model_folder(Path(args.model).expanduser())
+        if not (is_ours(folder) or is_combined(folder)):  # Ours are read without transformers.
+            _import_tokenizers()
         return load_model(args)
 
     parts = Parts(

@@ -389,6 +389,8 @@ def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return a sha256 (hexadecimal) over everything that determines the ids: vocabulary, normaliser, model, special tokens."""
+    if (known := getattr(tokenizer, "fingerprint", None)) is not None:
+        return known
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())

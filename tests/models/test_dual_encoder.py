@@ -1,5 +1,6 @@
 """The dual encoder: what users put in and get out, the folders it reads and writes, and the batches in between."""
 
+import copy
 import dataclasses
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BERT, DATA
@@ -21,7 +23,8 @@ from jaxretr.config import AdapterShape
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
-from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
+from jaxretr.data.stored_tokenizer import StoredTokenizer, statement
+from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows, tokenizer_fingerprint
 from jaxretr.embeddings.encoding import encode
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.adapter import Adapter
@@ -388,6 +391,42 @@ def test_saved_and_loaded_bit_for_bit(tokenizer: Any, tmp_path: Path, monkeypatc
         DualEncoder.from_pretrained(tmp_path / "run", pooling="cls")
     with pytest.raises(UserError, match="two towers"):
         DualEncoder.from_pretrained(tmp_path / "run", shared=True)
+
+
+def test_a_saved_tokenizer_is_read_without_transformers(
+    encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder.save(tmp_path / "model")
+    whole = load_tokenizer(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
+        loaded = DualEncoder.from_pretrained(tmp_path / "model")
+        assert isinstance(loaded.tokenizer, StoredTokenizer)
+        assert tokenizer_fingerprint(loaded.tokenizer) == tokenizer_fingerprint(whole)
+        texts = ["Who founded it ?", "\u00e9t\u00e9 \u4e2d", ""]
+        for build, columns in ((question_rows, (texts,)), (passage_pair, (texts, texts))):
+            assert build(loaded.tokenizer, *columns, 16) == build(whole, *columns, 16)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        assert len(loaded.tokenizer) == len(whole)
+        assert loaded.tokenizer.model_max_length == whole.model_max_length
+        loaded.save(tmp_path / "again")
+    for file in (tmp_path / "model").iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+    # All else is AutoTokenizer's, also once the folder is gone.
+    shutil.rmtree(tmp_path / "again")
+    assert loaded.tokenizer("who")["input_ids"] == whole("who")["input_ids"]
+    assert type(copy.deepcopy(loaded.tokenizer)) is type(whole)
+    # Files that somebody changed are read as before.
+    path = tmp_path / "model" / "tokenizer.json"
+    path.write_text(
+        path.read_text()
+        .replace('"lowercase":true', '"lowercase":false')
+        .replace('"lowercase": true', '"lowercase": false')
+    )
+    changed = DualEncoder.from_pretrained(tmp_path / "model").tokenizer
+    assert not isinstance(changed, StoredTokenizer)
+    # What only a class of transformers reads is not stated.
+    assert statement(tmp_path / "model", changed)
+    assert statement(tmp_path / "model", whole) == {}
 
 
 def test_what_is_saved_below_the_home_is_found_there(

@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import SPLADE, Pooling
+from jaxretr.data.stored_tokenizer import statement, stored
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
@@ -233,7 +234,8 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     if config.adapter is not None:
         modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
         params = join(params, {name: {"adapter": modules[name]} for name in modules})
-    return Loaded(config, params, load_tokenizer(tokenizer or folder), _read_head(folder))
+    own = None if tokenizer else stored(folder, content.get("tokenizer", {}))
+    return Loaded(config, params, own or load_tokenizer(tokenizer or folder), _read_head(folder))
 
 
 def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loaded:
@@ -298,7 +300,6 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
     content = {"format": _FORMAT, "version": _VERSION, "config": model.config.to_json()}
     params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
-        write_json(partial / NOTE, content, indent=2)
         _write_tensors(partial / _WEIGHTS, params)
         # Separate, so that the few megabytes of a relevance module can be moved to another encoder.
         if adapter is not None:
@@ -307,6 +308,8 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
         if model.mlm_head is not None:
             _write_tensors(partial / _HEAD, model.mlm_head)
         save_tokenizer(model.tokenizer, partial)
+        content["tokenizer"] = statement(partial, model.tokenizer)
+        write_json(partial / NOTE, content, indent=2)
 
 
 def _write_tensors(path: Path, params: Params) -> None:
