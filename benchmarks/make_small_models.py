@@ -32,7 +32,6 @@ from jaxretr.runtime.parallel.mesh import make_mesh
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.runs.mlm import MlmRun
 
-
 # Bits of the mantissa that the weights of the pieces keep, which are more than half of a small model.
 PIECE_BITS = 4
 PIECES = ("bert.embeddings.word_embeddings.weight", "shared.weight")

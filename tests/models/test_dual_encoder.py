@@ -22,8 +22,8 @@ from jaxretr import cli
 from jaxretr.config import AdapterShape
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.stored_tokenizer import StoredTokenizer, statement
+from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows, tokenizer_fingerprint
 from jaxretr.embeddings.encoding import encode
 from jaxretr.indexes.exact import ExactIndex
