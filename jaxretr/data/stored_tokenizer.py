@@ -89,7 +89,8 @@ def statement(folder: Path, tokenizer: Any) -> dict[str, str]:
     if "tokenizer.json" not in files or not isinstance(config.get("model_max_length"), int | float):
         return {}
     fingerprint = tokenizer_fingerprint(tokenizer)
-    if tokenizer_fingerprint(StoredTokenizer(folder, files, None)) != fingerprint:
+    read: Any = StoredTokenizer(folder, files, None)
+    if tokenizer_fingerprint(read) != fingerprint:
         return {}
     return {"library": tokenizers.__version__, "files": _digest(files), "fingerprint": fingerprint}
 
