@@ -192,8 +192,9 @@ class _Door:
             try:
                 async with app.router.lifespan_context(app):
                     self.service, self._app = service, app
-                    gc.freeze()  # What is loaded stays: no later collection looks through it.
-                    gc.enable()
+                    if not gc.isenabled():  # As the command starts it.
+                        gc.freeze()  # What is loaded stays: no later collection looks through it.
+                        gc.enable()
                     self._lines.event(
                         "ready",
                         seconds=round(time.monotonic() - began, 2),

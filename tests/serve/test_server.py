@@ -143,13 +143,13 @@ def test_what_was_acknowledged_is_there_after_a_restart(process: Process, model:
 
 # Snapshots that are never finished, made of calls into C++ as ScaNN's are.
 _ENDLESS = """
-import sys
+import gc, json, sys
 import numpy as np, jax
 from jaxretr.cli import main
 from jaxretr.indexes.live import snapshots
 
 def write(*_):
-    print('{"message": "building"}', file=sys.stderr, flush=True)
+    print(json.dumps({"message": "building", "collects": gc.isenabled()}), file=sys.stderr, flush=True)
     multiply, ones = jax.jit(lambda x: x @ x), np.ones((64, 64), np.float32)
     while True:
         np.asarray(multiply(ones))
@@ -172,6 +172,7 @@ def test_a_signal_while_a_snapshot_is_made_ends_it(model: str, tmp_path: Path) -
                 assert process.ask("POST", f"/v1/{name}/upsert", body)[0] == 200
         while sum(line["message"] == "building" for line in process.lines() if "message" in line) < 2:
             time.sleep(0.1)
+        assert all(line["collects"] for line in process.lines() if line.get("message") == "building")
         began = time.monotonic()
         process.process.terminate()
         assert process.process.wait(timeout=60) == 0
