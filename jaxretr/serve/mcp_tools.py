@@ -238,7 +238,6 @@ class _Tools:
 
     def __init__(self, service: Service):
         self._service = service
-        self._wanted, self._ended = asyncio.Event(), asyncio.Event()
         self._app: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,6 +250,7 @@ class _Tools:
     @asynccontextmanager
     async def live(self, _: FastAPI) -> AsyncIterator[None]:
         """Answer requests as long as this is entered."""
+        self._wanted, self._ended = asyncio.Event(), asyncio.Event()
         self._app = asyncio.get_running_loop().create_future()
         running = asyncio.ensure_future(self._run(self._app))
         try:
@@ -259,6 +259,7 @@ class _Tools:
             self._ended.set()
             self._wanted.set()
             await running
+            self._app = None
 
     async def _run(self, made: asyncio.Future[ASGIApp]) -> None:
         """The SDK's life, in one task, because a task that enters its context must leave it."""
@@ -267,14 +268,15 @@ class _Tools:
             return
         try:
             server = await asyncio.to_thread(make_server, self._service)
+            server.streamable_http_app(stateless_http=True, json_response=True, host="")  # Makes the session manager.
+            manager = server.session_manager
+            async with manager.run():
+                made.set_result(manager.asgi_app)
+                await self._ended.wait()
         except Exception as error:
-            made.set_exception(error)
-            return
-        server.streamable_http_app(stateless_http=True, json_response=True, host="")  # Makes the session manager.
-        manager = server.session_manager
-        async with manager.run():
-            made.set_result(manager.asgi_app)
-            await self._ended.wait()
+            if made.done():
+                raise
+            made.set_exception(error)  # The requests raise it, and the log has it.
 
 
 class _SameOrigin:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from jaxretr.clients.http import Client
 from jaxretr.indexes.index import Document
+from jaxretr.serve import mcp_tools
+from jaxretr.serve.app import create_app
 from jaxretr.serve.mcp_tools import make_server
 from jaxretr.serve.problems import Overloaded
 from jaxretr.serve.service import Service
@@ -162,6 +165,34 @@ def test_pages_of_other_origins_are_refused(address: str, key: tuple[Path, str])
         statuses[origin] = answer.status_code
     assert statuses.pop("http://localhost:3000") == 200
     assert set(statuses.values()) == {403}
+
+
+def statuses(app: Any, count: int) -> list[int]:
+    """What `count` simultaneous requests get while the app lives, and one request after that."""
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    headers = {"Accept": "application/json, text/event-stream"}
+
+    async def talk() -> list[int]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
+            async with app.router.lifespan_context(app):
+                answers = await asyncio.gather(*(http.post("/mcp", json=call) for _ in range(count)))
+            return [answer.status_code for answer in (*answers, await http.post("/mcp", json=call))]
+
+    return asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_an_app_has_its_tools_whenever_it_lives(service: Service) -> None:
+    app = create_app(service)
+    assert statuses(app, 0) == [500]
+    assert statuses(app, 3) == [200, 200, 200, 500]
+    assert statuses(app, 2) == [200, 200, 500]
+
+
+@pytest.mark.parametrize("server", [None, SimpleNamespace(streamable_http_app=lambda **_: None, session_manager=None)])
+def test_a_failure_of_the_sdk_is_answered(server: Any, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_tools, "make_server", lambda _: server)
+    assert statuses(create_app(service), 2) == [500, 500, 500]
 
 
 def test_the_sdk_leaves_the_processs_logging_alone(service: Service) -> None:
