@@ -14,31 +14,41 @@ import tokenizers
 from jaxretr.data.tokens import tokenizer_fingerprint
 
 _CONFIG = "tokenizer_config.json"
-# What transformers saves; a folder of ours has no other files for the tokenizer.
+# What transformers saves, with further templates of chats; a folder of ours has no other files for the tokenizer.
 _FILES = ("tokenizer.json", _CONFIG, "chat_template.jinja")
+_TEMPLATES = "additional_chat_templates"
 
 
 class StoredTokenizer:
-    """What AutoTokenizer makes of a folder, as far as rows of ids need it. For all else AutoTokenizer reads the same files.
+    """What AutoTokenizer makes of a folder, as far as rows of ids need it.
+
+    AutoTokenizer reads the same files once all else is asked for, or an attribute is set; from then on it answers everything.
 
     Attributes:
       backend_tokenizer: the Rust library's tokenizer.
       name_or_path: the folder, for messages.
-      fingerprint: the `tokenizer_fingerprint` of AutoTokenizer's, which was found to be this one's as well.
       model_max_length: the most ids that the model reads.
+      cls_token_id, sep_token_id, eos_token_id: ids, or None.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, bytes], fingerprint: str | None):
-        self._files, self.name_or_path, self.fingerprint = files, str(folder), fingerprint
-        self.backend_tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-        self._config: dict[str, Any] = json.loads(files[_CONFIG])
-        self.model_max_length: int | float = self._config["model_max_length"]
-        for name in ("cls", "sep", "eos"):
-            setattr(self, f"{name}_token_id", self._id(self._config.get(f"{name}_token")))
+        config: dict[str, Any] = json.loads(files[_CONFIG])
+        backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        known = {
+            "backend_tokenizer": backend,
+            "name_or_path": str(folder),
+            "model_max_length": config["model_max_length"],
+            **{f"{name}_token_id": _id(backend, config.get(f"{name}_token")) for name in ("cls", "sep", "eos")},
+        }
+        vars(self).update(_files=files, _known=known, _fingerprint=fingerprint, _state=_state(backend))
 
-    def _id(self, token: str | Mapping[str, Any] | None) -> int | None:
-        content = token["content"] if isinstance(token, Mapping) else token
-        return None if content is None else self.backend_tokenizer.token_to_id(content)
+    @property
+    def fingerprint(self) -> str | None:
+        """The `tokenizer_fingerprint` that the folder states; None of a tokenizer that may have been changed."""
+        return self._fingerprint if self._is_as_read() else None
+
+    def _is_as_read(self) -> bool:
+        return "_whole" not in vars(self) and _state(self._known["backend_tokenizer"]) == self._state
 
     def get_vocab(self) -> dict[str, int]:
         """All tokens with their ids."""
@@ -48,26 +58,34 @@ class StoredTokenizer:
         """The number of tokens, added ones included."""
         return self.backend_tokenizer.get_vocab_size()
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the files as they were read."""
-        for name, content in self._files.items():
-            (Path(folder) / name).write_bytes(content)
+    def save_pretrained(self, folder: str | Path, **options: Any) -> Any:
+        """Write the files as they were read; AutoTokenizer's writes what was changed since."""
+        if options or not self._is_as_read():
+            return self._whole.save_pretrained(folder, **options)
+        return _write(Path(folder), self._files)
 
     @cached_property
     def _whole(self) -> Any:
         from transformers import AutoTokenizer
 
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
+            _write(Path(folder), self._files)
             whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        whole.name_or_path = self.name_or_path
+        whole.name_or_path = self._known["name_or_path"]
+        whole._tokenizer = self._known["backend_tokenizer"]  # It may have been changed since.
         return whole
 
     def __getattr__(self, name: str) -> Any:
-        """What only AutoTokenizer's has."""
+        """What was read, or what only AutoTokenizer's has."""
         if name.startswith("_"):  # Of an instance that is just being made, or copied.
             raise AttributeError(name)
+        if "_whole" not in vars(self) and name in self._known:
+            return self._known[name]
         return getattr(self._whole, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set it in AutoTokenizer's."""
+        setattr(self._whole, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What AutoTokenizer's returns."""
@@ -76,6 +94,15 @@ class StoredTokenizer:
     def __deepcopy__(self, memo: Any) -> Any:
         """A copy of AutoTokenizer's, to be changed."""
         return copy.deepcopy(self._whole, memo)
+
+
+def _id(backend: tokenizers.Tokenizer, token: str | Mapping[str, Any] | None) -> int | None:
+    content = token["content"] if isinstance(token, Mapping) else token
+    return None if content is None else backend.token_to_id(content)
+
+
+def _state(backend: tokenizers.Tokenizer) -> bytes:
+    return hashlib.sha256(backend.to_str().encode()).digest()
 
 
 def statement(folder: Path, tokenizer: Any) -> dict[str, str]:
@@ -95,18 +122,27 @@ def statement(folder: Path, tokenizer: Any) -> dict[str, str]:
     return {"library": tokenizers.__version__, "files": _digest(files), "fingerprint": fingerprint}
 
 
-def stored(folder: Path, stated: Mapping[str, str]) -> StoredTokenizer | None:
-    """The tokenizer of a folder, or None where its `statement` is not of these files, or of another library."""
-    if stated.get("library") != tokenizers.__version__:
-        return None
-    files = dict(_read(folder))
-    return StoredTokenizer(folder, files, stated["fingerprint"]) if stated.get("files") == _digest(files) else None
+def stored(folder: Path, stated: Any) -> StoredTokenizer | None:
+    """The tokenizer of a folder, or None where what it states is no `statement` of these files, or of another library."""
+    match stated:
+        case {"library": tokenizers.__version__, "files": str(digest), "fingerprint": str(fingerprint)}:
+            files = dict(_read(folder))
+            return StoredTokenizer(folder, files, fingerprint) if digest == _digest(files) else None
+    return None
 
 
 def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for name in _FILES:
+    templates = sorted(path.name for path in (folder / _TEMPLATES).glob("*.jinja"))
+    for name in (*_FILES, *(f"{_TEMPLATES}/{template}" for template in templates)):
         if (folder / name).is_file():
             yield name, (folder / name).read_bytes()
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> tuple[str, ...]:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return tuple(str(folder / name) for name in files)
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

@@ -208,8 +208,7 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
     if reads_pairs(tokenizer):
         cls, sep = _special_ids(tokenizer, "cls", "sep")
         return Frame([cls], [sep])
-    whole: Any = tokenizer("a")["input_ids"]
-    bare: Any = tokenizer("a", add_special_tokens=False)["input_ids"]
+    [whole], [bare] = (_all_ids(tokenizer, ["a"], add_special_tokens=added) for added in (True, False))
     found = [start for start in range(len(whole)) if whole[start : start + len(bare)] == bare]
     if not found:
         where = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -363,7 +362,9 @@ def _cut(text: str, characters: int) -> str:
     return text[: space if space > characters // 2 else characters]
 
 
-def _all_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
+def _all_ids(
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], *, add_special_tokens: bool = False
+) -> list[list[int]]:
     rows: list[list[int]] = []
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -376,9 +377,11 @@ def _all_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list
         batch = list(texts[start : start + _BATCH_TEXTS])
         if backend is not None:
             # The library's own call: a third faster than the tokenizer's, which makes a dictionary of every row.
-            rows.extend(encoding.ids for encoding in backend.encode_batch_fast(batch, add_special_tokens=False))
+            rows.extend(
+                encoding.ids for encoding in backend.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+            )
         else:
-            rows.extend(tokenizer(batch, add_special_tokens=False)["input_ids"])  # pyright: ignore[reportArgumentType]
+            rows.extend(tokenizer(batch, add_special_tokens=add_special_tokens)["input_ids"])  # pyright: ignore[reportArgumentType]
     return rows
 
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import logging
+import pickle
 import shutil
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_encoders import write_encoder
 from tiny import BERT, DATA
 
 from jaxretr import cli
@@ -427,6 +429,70 @@ def test_a_saved_tokenizer_is_read_without_transformers(
     # What only a class of transformers reads is not stated.
     assert statement(tmp_path / "model", changed)
     assert statement(tmp_path / "model", whole) == {}
+
+
+def test_changes_of_a_saved_tokenizer_are_saved(encoder: DualEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path / "model")
+    lengths, tokens, words = (DualEncoder.from_pretrained(tmp_path / "model") for _ in range(3))
+    before = tokenizer_fingerprint(lengths.tokenizer)
+    lengths.tokenizer.model_max_length = 17
+    piece = next(word for word in encoder.tokenizer.get_vocab() if word.startswith("##"))
+    tokens.tokenizer.add_tokens([piece])  # Then a text may contain it.
+    words.tokenizer.backend_tokenizer.normalizer = None
+    assert tokenizer_fingerprint(lengths.tokenizer) == before
+    for changed in (tokens, words):
+        assert tokenizer_fingerprint(changed.tokenizer) != before
+        assert tokenizer_fingerprint(copy.deepcopy(changed.tokenizer)) == tokenizer_fingerprint(changed.tokenizer)
+    for name, changed in {"lengths": lengths, "tokens": tokens, "words": words}.items():
+        before, rows = (
+            tokenizer_fingerprint(changed.tokenizer),
+            question_rows(changed.tokenizer, [f"The {piece}"], 16),
+        )
+        changed.save(tmp_path / name)
+        again = DualEncoder.from_pretrained(tmp_path / name).tokenizer
+        assert tokenizer_fingerprint(again) == tokenizer_fingerprint(changed.tokenizer) == before
+        assert question_rows(again, [f"The {piece}"], 16) == rows
+        assert again.model_max_length == changed.tokenizer.model_max_length
+    assert DualEncoder.from_pretrained(tmp_path / "lengths").tokenizer.model_max_length == 17
+
+
+def test_all_files_of_a_saved_tokenizer_are_kept(encoder: DualEncoder, tmp_path: Path) -> None:
+    changed = copy.deepcopy(encoder.tokenizer)
+    changed.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    DualEncoder(encoder.config, encoder.params, changed).save(tmp_path / "model")
+    loaded = DualEncoder.from_pretrained(tmp_path / "model")
+    assert isinstance(loaded.tokenizer, StoredTokenizer)
+    loaded.tokenizer.save_pretrained(tmp_path / "a new" / "folder")
+    assert load_tokenizer(tmp_path / "a new" / "folder").chat_template == changed.chat_template
+    assert pickle.loads(pickle.dumps(loaded.tokenizer)).chat_template == changed.chat_template
+
+
+def test_a_damaged_statement_of_a_tokenizer_is_not_believed(encoder: DualEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path)
+    content = json.loads((tmp_path / "jaxretr.json").read_text())
+    stated = content["tokenizer"]
+    whole = [[stated], 3, "files", None, {}, *({**stated, key: value} for key in stated for value in (3, None, ["a"]))]
+    for damaged in (*whole, *({key: stated[key] for key in stated if key != name} for name in stated)):
+        (tmp_path / "jaxretr.json").write_text(json.dumps({**content, "tokenizer": damaged}))
+        loaded = DualEncoder.from_pretrained(tmp_path).tokenizer
+        assert not isinstance(loaded, StoredTokenizer)
+        assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(encoder.tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen2", "gemma3_text", "roberta"])
+def test_tokenizers_with_other_special_tokens_need_no_transformers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_encoder(kind, tmp_path / "theirs")
+    theirs = DualEncoder.from_pretrained(tmp_path / "theirs")
+    theirs.save(tmp_path / "ours")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", None)
+    ours = DualEncoder.from_pretrained(tmp_path / "ours")
+    np.testing.assert_array_equal(
+        ours.encode_queries(["Who founded it ?"]), theirs.encode_queries(["Who founded it ?"])
+    )
+    theirs_row = theirs.tokenizer("Who founded it ?")["input_ids"]
+    assert question_rows(ours.tokenizer, ["Who founded it ?"], 48).ids == [theirs_row]
 
 
 def test_what_is_saved_below_the_home_is_found_there(

@@ -234,7 +234,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     if config.adapter is not None:
         modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
         params = join(params, {name: {"adapter": modules[name]} for name in modules})
-    own = None if tokenizer else stored(folder, content.get("tokenizer", {}))
+    own = None if tokenizer else stored(folder, content.get("tokenizer"))
     return Loaded(config, params, own or load_tokenizer(tokenizer or folder), _read_head(folder))
 
 
