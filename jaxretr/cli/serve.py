@@ -104,7 +104,7 @@ def _serve(args: argparse.Namespace) -> None:
     from jaxretr.embeddings.encoding import Encoder
     from jaxretr.indexes.certified.engines import engine_of
     from jaxretr.models.hub.combined_folder import is_combined
-    from jaxretr.models.hub.dual_encoder_folder import check_finished, is_ours, model_folder
+    from jaxretr.models.hub.dual_encoder_folder import check_finished, model_folder, needs_transformers
     from jaxretr.serve import server
     from jaxretr.serve.keys import Keys
     from jaxretr.serve.loading import Parts
@@ -129,7 +129,8 @@ def _serve(args: argparse.Namespace) -> None:
 
     def encoder() -> Encoder:
         folder = model_folder(Path(args.model).expanduser())
-        if not (is_ours(folder) or is_combined(folder)):  # Ours are read without transformers.
+        parts = folder.glob("part-*") if is_combined(folder) else [folder]
+        if args.tokenizer or args.reranker or any(map(needs_transformers, parts)):
             _import_tokenizers()
         return load_model(args)
 

@@ -124,11 +124,20 @@ def statement(folder: Path, tokenizer: Any) -> dict[str, str]:
 
 def stored(folder: Path, stated: Any) -> StoredTokenizer | None:
     """The tokenizer of a folder, or None where what it states is no `statement` of these files, or of another library."""
+    files = dict(_read(folder))
+    return StoredTokenizer(folder, files, stated["fingerprint"]) if _is_of(files, stated) else None
+
+
+def is_stored(folder: Path, stated: Any) -> bool:
+    """Whether `stored` reads a folder's tokenizer."""
+    return _is_of(dict(_read(folder)), stated)
+
+
+def _is_of(files: Mapping[str, bytes], stated: Any) -> bool:
     match stated:
-        case {"library": tokenizers.__version__, "files": str(digest), "fingerprint": str(fingerprint)}:
-            files = dict(_read(folder))
-            return StoredTokenizer(folder, files, fingerprint) if digest == _digest(files) else None
-    return None
+        case {"library": tokenizers.__version__, "files": str(digest), "fingerprint": str()}:
+            return digest == _digest(files)
+    return False
 
 
 def _read(folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +74,24 @@ def process(model: str, tmp_path: Path) -> Iterator[Process]:
     yield made
     made.process.kill()
     made.process.wait()
+
+
+@pytest.mark.parametrize("reason", ["an older model", "a tokenizer", "a re-ranker"])
+def test_transformers_does_not_import_torch(reason: str, model: str, tiny_cross_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    if reason == "an older model":
+        content = json.loads((folder / "jaxretr.json").read_text())
+        del content["tokenizer"]
+        (folder / "jaxretr.json").write_text(json.dumps(content))
+    options = {"a tokenizer": ("--tokenizer", model), "a re-ranker": ("--reranker", str(tiny_cross_encoder))}
+    made = Process(str(folder), *options.get(reason, ()), "--compute", "float32", log=tmp_path / "log")
+    try:
+        made.wait()
+        assert "libtorch" not in Path(f"/proc/{made.process.pid}/maps").read_text()
+    finally:
+        made.process.kill()
+        made.process.wait()
 
 
 def test_it_gets_ready_and_a_signal_under_load_loses_no_accepted_request(process: Process) -> None:

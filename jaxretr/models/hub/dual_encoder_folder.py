@@ -11,7 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import SPLADE, Pooling
-from jaxretr.data.stored_tokenizer import statement, stored
+from jaxretr.data.stored_tokenizer import is_stored, statement, stored
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params
@@ -155,6 +155,11 @@ def use_note(config: DualEncoderConfig, layout: Layout = "bert", *, separate: bo
 def is_ours(folder: Path) -> bool:
     """Whether `DualEncoder.save` wrote the folder."""
     return (folder / NOTE).exists() and read_json(folder, NOTE).get("format") == _FORMAT
+
+
+def needs_transformers(folder: Path) -> bool:
+    """Whether transformers reads a folder's tokenizer."""
+    return not (is_ours(folder) and is_stored(folder, read_json(folder, NOTE).get("tokenizer")))
 
 
 def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded:
