@@ -64,8 +64,10 @@ def compile_facts(lowered: Any, options: dict[str, Any] | None, target: str) -> 
             raise
         return CompiledFacts(_bytes(used[1], used[2]))
     memory, text = compiled.memory_analysis(), Program(compiled.as_text())
+    # On CPUs XLA's peak lacks the temporaries, which a program holds there from beginning to end.
+    on_cpu = any(device.platform == "cpu" for device in jax.tree.leaves(compiled.output_shardings)[0].device_set)
     return CompiledFacts(
-        peak=memory.peak_memory_in_bytes,
+        peak=memory.peak_memory_in_bytes + (memory.temp_size_in_bytes if on_cpu else 0),
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from tiny import art_config
 
-from jaxretr.training.plan.compiled_facts import CompiledFacts
+from jaxretr.training.plan.compiled_facts import CompiledFacts, compile_facts
 from jaxretr.training.plan.compiled_text import Program
 from jaxretr.training.plan.requirements import plan
 from jaxretr.training.plan.topologies import at_hand
@@ -51,6 +51,14 @@ def test_a_plan_from_a_file_is_the_compiled_one(
     assert plan(*words, facts_of=again.facts) == compiled and again.compiled == []
     with pytest.raises(AssertionError, match="compiled again"):
         plan(art_config(tiny_models, art={"chunk": 1}), *words[1:], facts_of=KnownPrograms(file).facts)
+
+
+def test_the_peak_has_the_temporaries() -> None:
+    """The second product reads the first, and both exist with the two arguments; XLA's own peak on CPUs lacks the first."""
+    matrix, size = jax.ShapeDtypeStruct((256, 256), jnp.float32), 4 * 256**2
+    facts = compile_facts(jax.jit(lambda a, b: jnp.tanh(a @ b) @ b).lower(matrix, matrix), None, "cpu")
+    assert facts.arguments == 2 * size and facts.temporaries is not None and facts.temporaries >= size
+    assert facts.peak >= facts.arguments + facts.temporaries + size
 
 
 def test_another_program_target_or_option_is_another_fingerprint() -> None:
