@@ -21,7 +21,6 @@ def set_up(spoken: Callable[[str], str] = str) -> None:
       spoken: function of a warning that returns it in the words of the command line.
     """
     _set_up_logging(spoken)
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing: it is not needed
     keep_programs()
     quiet_without_tpu()
 

@@ -149,9 +149,12 @@ def _serve(args: argparse.Namespace) -> None:
 
 def _import_tokenizers() -> None:
     """Import transformers' tokenizers without torch, which they import where it is installed: a service has no use for it."""
+    from jaxretr.data.tokens import without_advice
+
     hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore[reportArgumentType]
     try:
-        from transformers import AutoTokenizer  # noqa: F401
+        with without_advice():
+            from transformers import AutoTokenizer  # noqa: F401
     finally:
         if hidden:
             del sys.modules["torch"]

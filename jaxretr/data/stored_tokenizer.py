@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from jaxretr.data.tokens import tokenizer_fingerprint
+from jaxretr.data.tokens import tokenizer_fingerprint, without_advice
 
 _CONFIG = "tokenizer_config.json"
 # What transformers saves, with further templates of chats; a folder of ours has no other files for the tokenizer.
@@ -66,7 +66,8 @@ class StoredTokenizer:
 
     @cached_property
     def _whole(self) -> Any:
-        from transformers import AutoTokenizer
+        with without_advice():
+            from transformers import AutoTokenizer
 
         with tempfile.TemporaryDirectory() as folder:
             _write(Path(folder), self._files)

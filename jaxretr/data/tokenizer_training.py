@@ -10,6 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
+from jaxretr.data.tokens import without_advice
+
 # Characters that a vocabulary knows: this number, or as many as make up this share of the text. For English these are
 # the 400; Chinese, in which each character is a word, needs thousands.
 _ALPHABET, _ALPHABET_SHARE = 400, 0.9995
@@ -26,7 +28,9 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
       folder: created; receives tokenizer.json and tokenizer_config.json.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
+
+    with without_advice():
+        from transformers import PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if kind == "bert" else ["<pad>", "</s>", "<unk>"]
     unknown = special[1] if kind == "bert" else special[2]

@@ -1,9 +1,11 @@
 """Rows of token ids made from texts: loading a tokenizer, and the templates that every tower and scorer reads."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,6 +84,19 @@ class Rows(NamedTuple):
     truncated: int
 
 
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Import transformers without its advice to install PyTorch, which its tokenizers do not need."""
+    variable = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    stated = variable in os.environ
+    os.environ.setdefault(variable, "1")
+    try:
+        yield
+    finally:
+        if not stated:
+            del os.environ[variable]
+
+
 def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
     """Load a tokenizer with transformers' AutoTokenizer.
 
@@ -102,7 +117,8 @@ def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
     elif path.is_absolute() or name.startswith((".", "~")) or (len(path.parts) > 1 and path.parent.is_dir()):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such folder{did_you_mean(path.name, siblings) or '; check the path'}")
-    from transformers import AutoTokenizer
+    with without_advice():
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=path.is_dir())

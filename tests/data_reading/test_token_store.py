@@ -247,6 +247,16 @@ def test_reading_and_tokenising_code_imports_nothing_heavy():
     assert run.stdout.strip() == "set()"
 
 
+def test_a_tokenizer_is_loaded_without_advice_to_install_pytorch(bert_folder):
+    """In Python too, and transformers' advice to the user's own code is as it was."""
+    code = "import os, sys; sys.modules['torch'] = None\nfrom jaxretr.data.tokens import load_tokenizer\n"
+    code += "load_tokenizer(sys.argv[1]); print('TRANSFORMERS_NO_ADVISORY_WARNINGS' in os.environ)"
+    environment = {name: value for name, value in os.environ.items() if name != "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
+    words = [sys.executable, "-c", code, str(bert_folder)]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert (run.stdout, run.stderr) == ("False\n", "")
+
+
 def test_store_of_real_passages(bert, tmp_path):
     corpus = read_corpus(WIKI)
     store = TokenStore.build(tmp_path, corpus, bert, Template.PASSAGE_PAIR, 64, chunk_rows=7)
