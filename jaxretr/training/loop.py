@@ -465,9 +465,9 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
             begun = dataclasses.replace(begun, mesh=config.mesh, tracking=config.tracking)
             begun = at_new_paths(begun, config, workdir)
             if begun != config:
-                changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(
-                    f"{path}: this folder was started with other settings ({', '.join(changed)}); "
+                    f"{path}: this folder was started with other settings "
+                    f"({', '.join(_differing(to_json(begun), to_json(config)))}); "
                     "use the same ones to resume, or another workdir="
                 )
         elif writes:
@@ -476,6 +476,16 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
         raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another workdir=") from error
     except OSError as error:
         raise UserError(f"{workdir}: {error.strerror}; pass another workdir=") from error
+
+
+def _differing(begun: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
+    """Names of the settings with other values, as `train.steps`; a section that only one of both has is named itself."""
+    for name, value in config.items():
+        before = begun.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            yield from (f"{name}.{each}" for each in _differing(before, value))
+        elif before != value:
+            yield name
 
 
 def write_config(workdir: Path, config: Config) -> None:

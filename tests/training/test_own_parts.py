@@ -112,7 +112,7 @@ def test_a_run_of_ones_own_functions_resumes_with_them_alone(
     assert seen == [1, 2, 2, 3] or seen == [1, 2, 3], "it goes on from the newest checkpoint"
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "gradient_norm" in line] == [1, 2, 3]
 
-    with pytest.raises(UsageError, match=r"started with other settings \(contrastive\)"):
+    with pytest.raises(UsageError, match=r"started with other settings \(contrastive\.loss\)"):
         train(settings, tmp_path / "run", **{**functions, "loss": lambda scores, positive, negative: -scores.mean(-1)})
     losses.write_text(LOSSES.replace("1.0, 0.5", "1.0, 0.1"))
     with pytest.raises(

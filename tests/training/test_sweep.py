@@ -206,7 +206,7 @@ def test_the_table_says_what_the_files_and_an_evaluation_say(
         ("--grid optimizer.name=adamw,lion --optimizer.b1 0.8", "optimizer.b1=0.8: is AdamW's"),
         (
             "--grid train.seed=3,2 --grid optimizer.clip=1 --optimizer.b1 0.8",
-            "this folder was started with other settings (optimizer)",
+            "this folder was started with other settings (optimizer.b1)",
         ),
     ],
 )

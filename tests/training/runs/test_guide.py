@@ -40,7 +40,7 @@ def test_a_guide_masks_and_a_killed_run_resumes_with_it(tiny_models: Path, tmp_p
     params = jax.tree.map(lambda x: x + 1, other.params)
     DualEncoder(other.config, params, other.tokenizer).save(tmp_path / "other")
     negatives = dataclasses.replace(config.negatives, guide=str(tmp_path / "other"))
-    with pytest.raises(UsageError, match=r"started with other settings \(negatives\)"):
+    with pytest.raises(UsageError, match=r"started with other settings \(negatives\.guide\)"):
         train(dataclasses.replace(config, negatives=negatives), tmp_path / "whole")
 
 

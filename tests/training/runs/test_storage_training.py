@@ -85,7 +85,7 @@ def test_another_config_is_refused(workdir: str, tiny_models: Path) -> None:
     with pytest.raises(UsageError) as error:
         train(config(tiny_models, optimizer={"learning_rate": 0.5}), as_path(workdir))
     assert str(error.value).startswith(
-        f"{workdir}/config.json: this folder was started with other settings (optimizer)"
+        f"{workdir}/config.json: this folder was started with other settings (optimizer.learning_rate)"
     )
     assert buckets.objects(workdir) == before
 
