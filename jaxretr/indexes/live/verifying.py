@@ -44,7 +44,7 @@ def verify(folder: str | Path) -> str:
     models = ", ".join(space.model for space in there)
     return (
         f"a live index of {n} passages with vectors of {models}, after write {state.sequence}; the database is intact, "
-        f"and {len(found)} snapshot{'' if len(found) == 1 else 's'} agree with it"
+        f"and {len(found)} snapshot{' agrees' if len(found) == 1 else 's agree'} with it"
     )
 
 
