@@ -1,6 +1,7 @@
 """The documentation: what it names exists, its commands and code are read and run as they are printed, and links lead on."""
 
 import ast
+import itertools
 import os
 import re
 import shlex
@@ -315,6 +316,27 @@ def page_folder(
     if request.node.callspec.params["name"] in RUN:  # They make these themselves.
         shutil.rmtree("runs")
     return tmp_path
+
+
+# On the other pages of RUN the commands do what the Python does.
+@pytest.mark.parametrize("name", ["README.md", "docs/get_started.md", "docs/own_data.md", "docs/coming_from/dpr.md"])
+def test_commands_and_python_write_to_different_folders(name: str) -> None:
+    """A reader who follows a page in its order is not refused because a folder is another run's, or is not empty."""
+    calls = [
+        node
+        for block in blocks(ROOT / name, "python")
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call)
+    ]
+    written = {
+        each.value.value
+        for call in calls
+        for each in call.keywords
+        if each.arg in ("workdir", "out") and isinstance(each.value, ast.Constant)
+    }
+    pairs = [pair for words in commands(ROOT / name) for pair in itertools.pairwise(words)]
+    typed = {value for option, value in pairs if option in ("--workdir", "--out")}
+    assert written and typed and not written & typed
 
 
 def small(text: str) -> str:
