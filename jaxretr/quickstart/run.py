@@ -94,7 +94,9 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     log.info("2. ART: the encoder learns beside it from the training questions alone")
     joint = dataclasses.replace(settings, joint=Joint(str(workdir / "lexical"), weight))
     train(joint, workdir / "art")
-    log.info("3. the control: the same with a shuffled teacher, which is asked for no score that ART's run knows")
+    log.info(
+        "3. the control, which must not learn: the same with a shuffled teacher; scores that ART's run knows are taken from it"
+    )
     mine_scores(workdir / "art", workdir / "scores.jsonl")
     shuffled = dataclasses.replace(joint.art, shuffle_teacher=True)
     known = dataclasses.replace(joint.table, path=str(workdir / "scores.jsonl"))
@@ -251,6 +253,7 @@ def print_harder(found: dict[str, Report]) -> None:
 def show_examples(model: CombinedEncoder, index: ExactIndex, test: BeirSet, questions: Sequence[Question]) -> None:
     """Print the first three passages found for some questions, with title and score; + marks those that answer it."""
     corpus: Corpus = test.corpus
+    print("\nThe first passages found for some questions; + marks those that answer them:")
     scores, rows = index.search_rows(model.encode_queries([question.text for question in questions]), 3)
     for question, found in zip(questions, zip(scores, rows, strict=True), strict=True):
         print(f"\n{question.text}?")
