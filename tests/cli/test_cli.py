@@ -440,7 +440,7 @@ def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Pat
 def test_a_folder_begun_with_other_settings_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]):
     words = ["train", trained / "tiny_art.py", "--workdir", trained / "run", "--art.top-k", "5"]
     assert run(*words) == 2
-    assert "this folder was started with other settings (art); use the same ones" in capsys.readouterr().err
+    assert "this folder was started with other settings (art.top_k); use the same ones" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
