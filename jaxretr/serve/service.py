@@ -1,9 +1,10 @@
 """The service without HTTP, which REST, MCP and tests call."""
 
+import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -288,8 +289,12 @@ class Service:
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
         """Begin to move an index to another model; see `Moves.begin`."""
         self.check_started()
-        async with self.indexes.used(index) as opened:
-            return await self.moves.begin(opened, to)
+
+        async def begin() -> dict[str, Any]:
+            async with self.indexes.used(index) as opened:
+                return await self.moves.begin(opened, to)
+
+        return await _to_its_end(begin())
 
     async def reindexing(self, index: str) -> dict[str, Any]:
         """The progress of an index's move to another model; see `Moves.state`."""
@@ -299,8 +304,12 @@ class Service:
     async def rollback(self, index: str) -> dict[str, Any]:
         """Move an index back to the model before; see `Moves.rollback`."""
         self.check_started()
-        async with self.indexes.used(index) as opened:
-            return await self.moves.rollback(opened)
+
+        async def roll() -> dict[str, Any]:
+            async with self.indexes.used(index) as opened:
+                return await self.moves.rollback(opened)
+
+        return await _to_its_end(roll())
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -345,3 +354,10 @@ async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
         except ModelChanged:
             continue
     raise Unavailable("the index is changing its model; try again")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that also goes on for a client that leaves: a model is loaded for minutes, and half a move is none."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to hear of it.
+    return await asyncio.shield(task)

@@ -187,7 +187,8 @@ def test_a_checkpoint_of_another_shape(trained: Path, tmp_path: Path, capsys: py
     words = ["train", trained / "tiny_art.py", "--workdir", workdir, "--encoder.shared"]
     assert run(*words) == 2
     assert re.search(
-        r"config\.json: this folder was started with other settings \(encoder\.shared\); use the same", the_error(capsys)
+        r"config\.json: this folder was started with other settings \(encoder\.shared\); use the same",
+        the_error(capsys),
     )
     # Without that note the checkpoint itself is looked at.
     (workdir / "config.json").unlink()

@@ -164,7 +164,9 @@ def test_an_index_is_not_closed_under_a_search(with_data: Service) -> None:
     asyncio.run(main())
 
 
-def test_an_index_moves_to_another_model_and_back(with_data: Service, encoder: DualEncoder, tiny_models: Path) -> None:
+def test_an_index_moves_to_another_model_and_back(
+    with_data: Service, encoder: DualEncoder, tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny_models / "moved_to"
     config = {"max_question_length": 16, "max_passage_length": 32}
     DualEncoder.from_pretrained(tiny_models / "encoder", pooling="cls", shared=True, **config).save(folder)
@@ -202,6 +204,27 @@ def test_an_index_moves_to_another_model_and_back(with_data: Service, encoder: D
             assert back.status_code == 200, back.text
             assert await found() == before
 
+            # A client that leaves while the model is loaded has begun the move all the same, and once.
+            returned.set()
+            asking = asyncio.ensure_future(with_data.reindex("moving", str(folder)))
+            await asyncio.to_thread(loading.wait, 60)
+            asking.cancel()
+            again = await client.post("/v1/moving/reindex", json={"to": str(folder)})
+            assert again.status_code == 409, again.text
+            leave.set()
+            while await found() != (best(other), str(folder)):
+                assert time.monotonic() < end + 60
+
+    real = with_data.moves._loaded
+    returned, loading, leave = (threading.Event() for _ in range(3))
+
+    def loaded(to: str) -> Any:
+        if returned.is_set():
+            loading.set()
+            leave.wait(60)
+        return real(to)
+
+    monkeypatch.setattr(with_data.moves, "_loaded", loaded)
     asyncio.run(main())
 
 
