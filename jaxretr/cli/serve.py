@@ -103,7 +103,7 @@ def _serve(args: argparse.Namespace) -> None:
     from jaxretr.cli.model import load_model, scorer_loader
     from jaxretr.embeddings.encoding import Encoder
     from jaxretr.indexes.certified.engines import engine_of
-    from jaxretr.models.hub.combined_folder import is_combined
+    from jaxretr.models.hub import combined_folder
     from jaxretr.models.hub.dual_encoder_folder import check_finished, model_folder, needs_transformers
     from jaxretr.serve import server
     from jaxretr.serve.keys import Keys
@@ -129,7 +129,7 @@ def _serve(args: argparse.Namespace) -> None:
 
     def encoder() -> Encoder:
         folder = model_folder(Path(args.model).expanduser())
-        parts = folder.glob("part-*") if is_combined(folder) else [folder]
+        parts = combined_folder.read(folder).folders if combined_folder.is_combined(folder) else [folder]
         if args.tokenizer or args.reranker or any(map(needs_transformers, parts)):
             _import_tokenizers()
         return load_model(args)
@@ -149,12 +149,11 @@ def _serve(args: argparse.Namespace) -> None:
 
 def _import_tokenizers() -> None:
     """Import transformers' tokenizers without torch, which they import where it is installed: a service has no use for it."""
-    from jaxretr.data.tokens import without_advice
+    from jaxretr.data.tokens import from_transformers
 
     hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore[reportArgumentType]
     try:
-        with without_advice():
-            from transformers import AutoTokenizer  # noqa: F401
+        from_transformers("AutoTokenizer")
     finally:
         if hidden:
             del sys.modules["torch"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from jaxretr.data.tokens import tokenizer_fingerprint, without_advice
+from jaxretr.data.tokens import from_transformers, tokenizer_fingerprint
 
 _CONFIG = "tokenizer_config.json"
 # What transformers saves, with further templates of chats; a folder of ours has no other files for the tokenizer.
@@ -20,7 +20,7 @@ _TEMPLATES = "additional_chat_templates"
 
 
 class StoredTokenizer:
-    """What AutoTokenizer makes of a folder, as far as rows of ids need it.
+    """A folder's tokenizer, which makes the rows of ids that AutoTokenizer's makes.
 
     AutoTokenizer reads the same files once all else is asked for, or an attribute is set; from then on it answers everything.
 
@@ -66,18 +66,16 @@ class StoredTokenizer:
 
     @cached_property
     def _whole(self) -> Any:
-        with without_advice():
-            from transformers import AutoTokenizer
-
+        auto = from_transformers("AutoTokenizer")
         with tempfile.TemporaryDirectory() as folder:
             _write(Path(folder), self._files)
-            whole: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            whole = auto.from_pretrained(folder, local_files_only=True)
         whole.name_or_path = self._known["name_or_path"]
         whole._tokenizer = self._known["backend_tokenizer"]  # It may have been changed since.
         return whole
 
     def __getattr__(self, name: str) -> Any:
-        """What was read, or what only AutoTokenizer's has."""
+        """Return an attribute that was read, or one that only AutoTokenizer's has."""
         if name.startswith("_"):  # Of an instance that is just being made, or copied.
             raise AttributeError(name)
         if "_whole" not in vars(self) and name in self._known:
@@ -89,7 +87,7 @@ class StoredTokenizer:
         setattr(self._whole, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What AutoTokenizer's returns."""
+        """Call AutoTokenizer's."""
         return self._whole(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -107,7 +105,7 @@ def _state(backend: tokenizers.Tokenizer) -> bytes:
 
 
 def statement(folder: Path, tokenizer: Any) -> dict[str, str]:
-    """What a model's folder says of a tokenizer that was just saved in it: `stored` reads it by that.
+    """Describe a tokenizer that was just saved in a model's folder, for the folder to say so: `stored` reads it by that.
 
     Returns:
       An empty dict where only transformers reads it: its own class changes what is in tokenizer.json, or has no such file.

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from jaxretr.data.tokens import without_advice
+from jaxretr.data.tokens import from_transformers
 
 # Characters that a vocabulary knows: this number, or as many as make up this share of the text. For English these are
 # the 400; Chinese, in which each character is a word, needs thousands.
@@ -29,9 +29,7 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    with without_advice():
-        from transformers import PreTrainedTokenizerFast
-
+    fast_class = from_transformers("PreTrainedTokenizerFast")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if kind == "bert" else ["<pad>", "</s>", "<unk>"]
     unknown = special[1] if kind == "bert" else special[2]
     tokenizer = Tokenizer(models.WordPiece(unk_token=unknown))
@@ -52,7 +50,7 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
     else:
         tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
         names = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
-    fast = PreTrainedTokenizerFast(
+    fast = fast_class(
         tokenizer_object=tokenizer, model_max_length=512, **{f"{name}_token": token for name, token in names.items()}
     )
     folder.mkdir(parents=True, exist_ok=True)

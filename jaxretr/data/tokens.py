@@ -1,11 +1,10 @@
 """Rows of token ids made from texts: loading a tokenizer, and the templates that every tower and scorer reads."""
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,14 +83,13 @@ class Rows(NamedTuple):
     truncated: int
 
 
-@contextlib.contextmanager
-def without_advice() -> Iterator[None]:
-    """Import transformers without its advice to install PyTorch, which its tokenizers do not need."""
+def from_transformers(name: str) -> Any:
+    """Import a class of transformers, without its advice to install PyTorch, which its tokenizers do not need."""
     variable = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
     stated = variable in os.environ
     os.environ.setdefault(variable, "1")
     try:
-        yield
+        return getattr(importlib.import_module("transformers"), name)
     finally:
         if not stated:
             del os.environ[variable]
@@ -117,11 +115,9 @@ def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
     elif path.is_absolute() or name.startswith((".", "~")) or (len(path.parts) > 1 and path.parent.is_dir()):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such folder{did_you_mean(path.name, siblings) or '; check the path'}")
-    with without_advice():
-        from transformers import AutoTokenizer
-
+    auto = from_transformers("AutoTokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=path.is_dir())
+        tokenizer = auto.from_pretrained(name, local_files_only=path.is_dir())
     # The Rust library raises bare Exceptions for a broken file, transformers five other kinds.
     except Exception as error:
         what = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -62,7 +62,7 @@ def mine_lexical(
       out: a new or empty folder, or that of an interrupted call.
       queries: these questions instead of sentences of the corpus.
       teachers: the rankers of passages: bm25, run:FILE (a run of `queries`) or model:MODEL (an encoder, dense or learned
-        sparse, by exact search); of several, training draws one for each query.
+        sparse, by exact search); training draws one of them for each query.
       positives: the last rank of the positives, which are ranks 1 to this.
       negative_ranks: first and last rank of the negatives.
       sampling: sentences per passage; position: max(1, round(sentences / (base (i + 1)))) of the passage at position i of

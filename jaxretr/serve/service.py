@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -288,13 +288,7 @@ class Service:
 
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
         """Begin to move an index to another model; see `Moves.begin`."""
-        self.check_started()
-
-        async def begin() -> dict[str, Any]:
-            async with self.indexes.used(index) as opened:
-                return await self.moves.begin(opened, to)
-
-        return await _to_its_end(begin())
+        return await self._move(index, lambda opened: self.moves.begin(opened, to))
 
     async def reindexing(self, index: str) -> dict[str, Any]:
         """The progress of an index's move to another model; see `Moves.state`."""
@@ -303,13 +297,19 @@ class Service:
 
     async def rollback(self, index: str) -> dict[str, Any]:
         """Move an index back to the model before; see `Moves.rollback`."""
+        return await self._move(index, self.moves.rollback)
+
+    async def _move(self, index: str, call: Callable[[Index], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Wait for a call that goes on when the client leaves: a model is loaded for minutes, and half a move is none."""
         self.check_started()
 
-        async def roll() -> dict[str, Any]:
+        async def work() -> dict[str, Any]:
             async with self.indexes.used(index) as opened:
-                return await self.moves.rollback(opened)
+                return await call(opened)
 
-        return await _to_its_end(roll())
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to hear of it.
+        return await asyncio.shield(task)
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -354,10 +354,3 @@ async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
         except ModelChanged:
             continue
     raise Unavailable("the index is changing its model; try again")
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for work that also goes on for a client that leaves: a model is loaded for minutes, and half a move is none."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to hear of it.
-    return await asyncio.shield(task)

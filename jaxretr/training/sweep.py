@@ -319,7 +319,7 @@ def _values(runs: Sequence[RunFiles], metric: str) -> tuple[dict[str, dict[str, 
     A run's values are kept in its folder, where a later call finds them.
     """
     if any(isinstance(run.config, ContrastiveConfig) and run.config.data.mixture for run in runs):
-        return {}, "a mixture has dev questions of several sets"
+        return {}, "a mixture has its own dev questions for each set"
     if not _OF_QUESTIONS.fullmatch(metric):
         return {}, f"{metric} is no mean over the dev questions"
     named = ("dev questions", "corpus", "passages")

@@ -168,7 +168,7 @@ def test_pages_of_other_origins_are_refused(address: str, key: tuple[Path, str])
 
 
 def statuses(app: Any, count: int) -> list[int]:
-    """What `count` simultaneous requests get while the app lives, and one request after that."""
+    """The statuses of `count` simultaneous requests while the app lives, and of one request after that."""
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     headers = {"Accept": "application/json, text/event-stream"}
 

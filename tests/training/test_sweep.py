@@ -228,7 +228,7 @@ def test_the_reason_why_a_mixture_has_no_paired_tests_is_true(tmp_path: Path) ->
         loop.write_config(tmp_path / str(number), jaxretr.load_config("dpr_small", **settings))
         (tmp_path / f"{number}/metrics.jsonl").touch()
     runs = [RunFiles.read(tmp_path / str(number)) for number in range(2)]
-    assert _values(runs, METRIC) == ({}, "a mixture has dev questions of several sets")
+    assert _values(runs, METRIC) == ({}, "a mixture has its own dev questions for each set")
 
 
 def test_names_are_safe_and_differ_where_values_do(config: str, tmp_path: Path) -> None:

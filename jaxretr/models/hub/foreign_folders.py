@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxretr.config import SPLADE, Pooling
-from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerprint
+from jaxretr.data.tokens import from_transformers, load_tokenizer, reads_pairs, tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.term_weights import QUERY_WEIGHTS
@@ -158,13 +158,12 @@ def _with_static_queries(model: Loaded, queries: sentence_transformers.StaticQue
 
 def _lower_casing(tokenizer: Any) -> Any:
     from tokenizers import normalizers
-    from transformers import PreTrainedTokenizerFast
 
     backend = tokenizer.backend_tokenizer
     rest = [] if backend.normalizer is None else [backend.normalizer]
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
     # A BertTokenizer would be saved with its own do_lower_case, and be loaded again without our normaliser.
-    return PreTrainedTokenizerFast(
+    return from_transformers("PreTrainedTokenizerFast")(
         tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **tokenizer.special_tokens_map
     )
 
