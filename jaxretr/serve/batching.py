@@ -250,6 +250,10 @@ class Batcher:
             except Exception as problem:  # It concerns this batch alone: the thread continues.
                 error = problem
             seconds = time.monotonic() - began
+            speed = tokens / max(seconds, 1e-9)
+            self.tokens_a_second += (_NEWEST if self.tokens_a_second else 1.0) * (speed - self.tokens_a_second)
+            if self._observer is not None:  # Before the answers: whoever has one finds its batch counted.
+                self._observer.computed(lane.name, len(entries), tokens, seconds)
             for number, (ticket, place) in enumerate(entries):
                 if error is None:
                     ticket.results[place] = results[number]
@@ -258,10 +262,6 @@ class Batcher:
                 ticket.unanswered -= 1
                 if not ticket.unanswered:
                     ticket.done(ticket)
-            speed = tokens / max(seconds, 1e-9)
-            self.tokens_a_second += (_NEWEST if self.tokens_a_second else 1.0) * (speed - self.tokens_a_second)
-            if self._observer is not None:
-                self._observer.computed(lane.name, len(entries), tokens, seconds)
         with self._changed:
             for queue in self._queues.values():
                 for ticket in queue:
