@@ -35,7 +35,7 @@ class _Lines(logging.Handler):
         if record.levelno >= logging.WARNING:
             line = f"{record.levelname.lower()}: {self.spoken(line)}"
         with contextlib.suppress(OSError):  # A stderr that nobody reads any more is no reason to end a run.
-            print(f"jaxretr: {line}", file=sys.stderr, flush=True)
+            print(f"jaxretr: {line}\n", end="", file=sys.stderr, flush=True)  # One piece: threads write lines as well.
 
 
 def _set_up_logging(spoken: Callable[[str], str]) -> None:

@@ -43,8 +43,8 @@ class RequestLog:
     def _put(self, facts: Mapping[str, Any]) -> None:
         moment = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": moment, **facts})
-        try:
-            print(line, file=self._stream or sys.stderr, flush=True)
+        try:  # The line and its end in one piece: other threads write lines as well.
+            print(f"{line}\n", end="", file=self._stream or sys.stderr, flush=True)
         except (OSError, ValueError):  # Nobody reads it any more, which is no reason to fail.
             return
 

@@ -96,9 +96,9 @@ class MetricsLog:
             line += f"  {left // 60}:{left % 60:02d} left"
         # A terminal keeps one line that changes, and a line of its own for each evaluation.
         changing = self.interactive and "examples_per_s" in values
-        shown, end = f"\r\x1b[K{line}" if self.interactive else line, "" if changing else "\n"
+        shown = ("\r\x1b[K" if self.interactive else "") + line + ("" if changing else "\n")
         with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is no reason to end a run.
-            print(shown, end=end, file=sys.stderr, flush=True)
+            print(shown, end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> "MetricsLog":
         return self

@@ -61,6 +61,26 @@ def logged(service: Service, tmp_path: Any, settings: Settings) -> tuple[str, st
     return stream.getvalue(), key
 
 
+class _Parts(io.StringIO):
+    """A stream that keeps what each write gave it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.parts.append(text)
+        return super().write(text)
+
+
+def test_a_line_is_written_in_one_piece() -> None:
+    # Two threads' lines shared one, where a line and its end were two writes.
+    stream = _Parts()
+    RequestLog(stream=stream).event("ready")
+    (line,) = filter(None, stream.parts)
+    assert line.endswith("\n") and json.loads(line)["message"] == "ready"
+
+
 def test_no_text_vector_or_key_is_logged(started: Service, tmp_path: Any) -> None:
     log, key = logged(started, tmp_path, Settings())
     for secret in (

@@ -57,7 +57,8 @@ class Process:
 
     def lines(self) -> list[dict[str, Any]]:
         """The log."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        ended, _, _ = self.log.read_text().rpartition("\n")  # The last line may be half written.
+        return [json.loads(line) for line in ended.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,8 @@ from jaxretr.cli import main
 from jaxretr.indexes.live import snapshots
 
 def write(*_):
-    print(json.dumps({"message": "building", "collects": gc.isenabled()}), file=sys.stderr, flush=True)
+    line = json.dumps({"message": "building", "collects": gc.isenabled()})
+    print(f"{line}\\n", end="", file=sys.stderr, flush=True)
     multiply, ones = jax.jit(lambda x: x @ x), np.ones((64, 64), np.float32)
     while True:
         np.asarray(multiply(ones))
