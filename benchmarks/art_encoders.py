@@ -3,6 +3,7 @@
     python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py medquad-teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
@@ -10,9 +11,9 @@
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher:
 SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
 runs lie in scores/, so that a step asks it for few. whole-teacher: the same from all of SciFact's 5,183 passages, read to 256
-tokens. embedded-teacher: the same teacher for the small encoder that
-ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve: that encoder on the
-embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but
+tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. embedded-teacher: the same teacher for
+the small encoder that ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve:
+that encoder on the embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but
 the long one reads a judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is
 chosen on wiki_qa's dev questions. What is finished is not repeated. Prints the test questions' metrics, mean and
 standard deviation over the seeds, and paired tests against the encoder as it was.
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from once import encoded, kept, last_of, trained, values_of
-from parts import divided, minilm, part_of, write_lines
+from parts import divided, minilm, part_of, without_leaks, write_lines
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
@@ -50,6 +51,7 @@ METRICS = ("recall@5", "recall@20", "mrr@10", "ndcg@10")
 BLIND = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
 PASSAGES = 2500  # of each domain
 SIZES = {"test": 1000}  # of MedQuAD's questions
+HELD_OUT = 5  # one of so many passages is asked for in the test of the whole of it
 BM25, START = "BM25", "the encoder as it comes"
 
 # {metric: {question: value}}
@@ -191,6 +193,14 @@ def whole_teacher(args: argparse.Namespace) -> None:
     compare_teachers(bed, (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
 
 
+def medquad_teacher(args: argparse.Namespace) -> None:
+    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
+    compare_teachers(
+        Bed("medquad_whole", folder, "train", ("test",), start), (*TARGETS, SHUFFLED), (), args.table, args
+    )
+
+
 def embedded_teacher(args: argparse.Namespace) -> None:
     bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), TWICE_AS_LONG)
     arms = (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED)
@@ -198,17 +208,19 @@ def embedded_teacher(args: argparse.Namespace) -> None:
 
 
 def compare_teachers(
-    bed: Bed, of_it: Sequence[str], lengths: Sequence[str], table: Path, args: argparse.Namespace
+    bed: Bed, of_it: Sequence[str], lengths: Sequence[str], table: Path | None, args: argparse.Namespace
 ) -> None:
-    """Compares arms of a language model whose scores a table has with the small T5's."""
+    """Compares arms of a language model, some of whose scores a table may have, with the small T5's."""
     if not args.scorer:
         raise SystemExit(
             f"the part `{args.part}` needs --scorer FOLDER, of SmolLM2-135M-Instruct or with a --table of its own"
         )
     name = args.scorer.name
-    known = args.runs / f"{bed.name}_{name}_scores.jsonl"
-    write_lines(known, scores_in(read_corpus(bed.folder), table))
-    reads = ("--scorer.path", str(args.scorer), "--table.path", str(known), *lengths)
+    reads = ("--scorer.path", str(args.scorer), *lengths)
+    if table:
+        known = args.runs / f"{bed.name}_{name}_scores.jsonl"
+        write_lines(known, scores_in(read_corpus(bed.folder), table))
+        reads += ("--table.path", str(known))
     words = {**ABLATIONS, **TARGETS}
     arms = {f"{name}, {arm}": (*reads, *words[arm]) for arm in of_it}
     arms |= {f"small T5, {target}": words for target, words in TARGETS.items()}
@@ -238,6 +250,7 @@ PARTS = {
     "domains": domains,
     "teacher": teacher,
     "whole-teacher": whole_teacher,
+    "medquad-teacher": medquad_teacher,
     "embedded-teacher": embedded_teacher,
     "ablations": ablations,
     "curve": curve,

@@ -1,5 +1,6 @@
 """Parts of data sets, for models that take long to embed the whole; and all-MiniLM-L6-v2, from its package."""
 
+import hashlib
 import importlib
 import json
 import random
@@ -85,12 +86,48 @@ def divided(source: Path, out: Path, passages: int, sizes: Mapping[str, int], re
         parts[next((name for name, size in sizes.items() if len(parts[name]) < size), rest)] += groups[passage]
     (out / "qrels").mkdir(parents=True, exist_ok=True)
     for name, ids in parts.items():
-        rows = [f"{id}\t{passage}\t{grade}\n" for id in ids for passage, grade in grades[id].items()]
-        (out / f"qrels/{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+        write_qrels(out / f"qrels/{name}.tsv", {id: grades[id] for id in ids})
     write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in questions))
     found = (beir.corpus[beir.corpus.row(id)] for id in beir.corpus.ids if id in kept)
     write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in found))
     return out
+
+
+def without_leaks(source: Path, out: Path, part: int, split: str = "test") -> Path:
+    """Writes a BEIR folder of all passages, with the questions of one split in `test` and `train`.
+
+    A test question asks only for passages whose id has an MD5 that `part` divides, a training question for none of them;
+    questions that ask for both are left out.
+
+    Args:
+      source: a BEIR folder.
+      out: the folder; it is left as it is where it exists.
+      part: about one in so many passages are asked for in the test.
+      split: of the source.
+
+    Returns:
+      `out`.
+    """
+    if (out / "corpus.jsonl").exists():
+        return out
+    beir = read_beir(source, split)
+    (out / "qrels").mkdir(parents=True, exist_ok=True)
+    tested = {id for id in beir.corpus.ids if int(hashlib.md5(id.encode()).hexdigest(), 16) % part == 0}
+    sides = {
+        "test": {id: judged for id, judged in beir.qrels.items() if judged.keys() <= tested},
+        "train": {id: judged for id, judged in beir.qrels.items() if not judged.keys() & tested},
+    }
+    for name, qrels in sides.items():
+        write_qrels(out / f"qrels/{name}.tsv", qrels)
+    write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in beir.questions))
+    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in beir.corpus))
+    return out
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Write judgements, a line each."""
+    rows = (f"{id}\t{passage}\t{grade}\n" for id, judged in qrels.items() for passage, grade in judged.items())
+    path.write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

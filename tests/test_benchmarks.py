@@ -463,6 +463,7 @@ def test_art_encoders(
     module = importlib.import_module("art_encoders")
     monkeypatch.setattr(module, "PASSAGES", 30)
     monkeypatch.setattr(module, "SIZES", {"test": 2})
+    monkeypatch.setattr(module, "HELD_OUT", 2)
     words = ["--data", data, "--runs", tmp_path, "--seeds", 0]
     printed = main(module, "domains", *words, "--model", minilm, "--settings", *SHORT)
     assert printed.count("\n| ART as published | ") == 2 and "- the encoder as it comes, mrr@10" in printed
@@ -476,6 +477,12 @@ def test_art_encoders(
     assert "\n| scorer, posterior target | " in printed
     [scores] = tmp_path.glob("*_scorer_scores.jsonl")
     assert json.loads(scores.read_text())["document_ids"] == known
+    teacher = ["--scorer", tiny_models / "scorer", "--arms", "scorer, ART as published"]
+    printed = main(module, "medquad-teacher", *words, "--model", minilm, *teacher, "--settings", *SHORT)
+    assert "\n| scorer, ART as published | " in printed
+    asked = [read_beir(tmp_path / "medquad_whole", split).qrels.values() for split in ("train", "test")]
+    seen, held_out = ({passage for judged in of_split for passage in judged} for of_split in asked)
+    assert seen and held_out and not seen & held_out
     printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():
