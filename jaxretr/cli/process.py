@@ -26,13 +26,17 @@ def set_up(spoken: Callable[[str], str] = str) -> None:
 
 
 class _Lines(logging.Handler):
-    """A log handler that writes plain lines to the current stderr."""
+    """A log handler that writes plain lines to the current stderr, and a warning once in a command."""
 
     spoken: Callable[[str], str] = str
+    warned: set[str]
 
     def emit(self, record: logging.LogRecord) -> None:
         line = " ".join(record.getMessage().split())
         if record.levelno >= logging.WARNING:
+            if record.levelno == logging.WARNING and line in self.warned:
+                return
+            self.warned.add(line)
             line = f"{record.levelname.lower()}: {self.spoken(line)}"
         with contextlib.suppress(OSError):  # A stderr that nobody reads any more is no reason to end a run.
             print(f"jaxretr: {line}\n", end="", file=sys.stderr, flush=True)  # One piece: threads write lines as well.
@@ -46,7 +50,7 @@ def _set_up_logging(spoken: Callable[[str], str]) -> None:
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "tpu" not in record.getMessage().lower())
     for handler in root.handlers:
         if isinstance(handler, _Lines):
-            handler.spoken = spoken
+            handler.spoken, handler.warned = spoken, set()
     root.setLevel(logging.WARNING)
     logging.getLogger("jaxretr").setLevel(logging.INFO)
     # These log every step of every checkpoint, and each error of theirs several times before raising it.

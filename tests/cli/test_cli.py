@@ -352,6 +352,17 @@ def test_logs_are_plain_lines(capsys: pytest.CaptureFixture[str]):
     ]
 
 
+def test_a_command_warns_once_of_the_same(capsys: pytest.CaptureFixture[str]):
+    log = logging.getLogger("jaxretr.some")
+    for _ in range(2):
+        set_up()
+        for length in (96, 96, 82):
+            log.warning("cut at %d tokens", length)
+            log.info("searching")
+    said = ["jaxretr: warning: cut at 96 tokens", *["jaxretr: searching"] * 2, "jaxretr: warning: cut at 82 tokens"]
+    assert capsys.readouterr().err.splitlines() == [*said, "jaxretr: searching"] * 2
+
+
 def test_progress_is_lines_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
