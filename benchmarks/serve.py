@@ -49,11 +49,13 @@ class Load:
 
     Attributes:
       rates: texts a second of each round.
+      main_thread: seconds of the processor that the server's main thread took, in which HTTP and JSON are done.
     """
 
     name: str
     texts: int
     seconds: float = 0.0
+    main_thread: float = 0.0
     rates: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
@@ -68,6 +70,7 @@ class Load:
         """Another round."""
         self.rates.append(other.rate)
         self.seconds += other.seconds
+        self.main_thread += other.main_thread
         self.latencies += other.latencies
         self.refused += other.refused
         self.failed += other.failed
@@ -77,7 +80,9 @@ class Load:
         p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
         return (
             f"{self.name:<22} {self.rate:9.1f} texts/s {len(ordered) / max(self.seconds, 1e-9):8.1f} requests/s  "
-            f"p50 {p50:8.1f} ms  p99 {p99:8.1f} ms  429: {self.refused}  failed: {len(self.failed)}"
+            f"p50 {p50:8.1f} ms  p99 {p99:8.1f} ms  "
+            f"main thread {1000 * self.main_thread / len(ordered):.2f} ms of the processor a request  "
+            f"429: {self.refused}  failed: {len(self.failed)}"
         )
 
 
@@ -115,6 +120,12 @@ def resident(process: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def main_thread(process: int) -> float:
+    """Seconds of the processor that another process's main thread has taken."""
+    fields = Path(f"/proc/{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -164,12 +175,14 @@ class Server:
         name, path, count, body = kind
         clients = min(clients, max(2, MOST_TEXTS // count))
         before = self.memory[-1][0] if self.memory else 0.0
-        began = time.monotonic()
+        began, taken = time.monotonic(), main_thread(self.process.pid)
         sending = asyncio.ensure_future(send(self.url, name, path, body, count, seconds, clients))
         while not sending.done():
             self.memory.append((before + time.monotonic() - began, self.resident))
             await asyncio.sleep(0.25)
-        return await sending
+        load = await sending
+        load.main_thread = main_thread(self.process.pid) - taken
+        return load
 
 
 def in_bytes(text: str) -> int:
