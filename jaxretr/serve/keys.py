@@ -167,7 +167,7 @@ def needed_scope(method: str, path: str) -> Scope | None:
     """The scope that a request needs; None: no key is needed. An unknown path needs "admin", except to read."""
     if path in _OPEN and method in ("GET", "HEAD"):
         return None
-    if method in ("GET", "HEAD") or _READ.fullmatch(path):
+    if method in ("GET", "HEAD") or (method == "POST" and _READ.fullmatch(path)):
         return "read"
     if method == "DELETE" and path.startswith("/v1/indexes/"):
         return "admin"
