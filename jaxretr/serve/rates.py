@@ -1,9 +1,10 @@
 """The limits of the requests that a key may send: `--rate 100/minute`."""
 
+import contextlib
 import math
 import time
 
-from limits import parse
+from limits import parse_many
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
@@ -18,16 +19,16 @@ class Rates:
       rate: the limit, such as "100/minute" or "5 per second"; None: any number.
 
     Raises:
-      UsageError: it is not a rate.
+      UsageError: it is not one rate.
     """
 
     def __init__(self, rate: str | None):
         self._rate = None
         if rate is not None:
-            try:
-                self._rate = parse(rate)
-            except ValueError:
-                raise UsageError(f"rate={rate}: give a number and a time, such as 100/minute") from None
+            with contextlib.suppress(ValueError):
+                [self._rate] = parse_many(rate)
+            if self._rate is None or not self._rate.amount:
+                raise UsageError(f"rate={rate}: give one number, from 1, and a time, such as 100/minute")
             self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     def check(self, who: str) -> None:

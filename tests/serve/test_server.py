@@ -234,7 +234,9 @@ main(["serve", "model"])
     [
         (["--workers", "4"], "--workers 4: only one process can serve"),
         (["--host", "0.0.0.0"], "give --keys FILE, or --open"),
-        (["--rate", "often"], "--rate often: give a number"),
+        (["--rate", "often"], "--rate often: give one number"),
+        (["--rate", "100/minute;5/second"], "--rate 100/minute;5/second: give one number"),
+        (["--rate", "0/minute"], "--rate 0/minute: give one number, from 1"),
         (["--corpus", "c.jsonl"], "--corpus c.jsonl: give NAME=FILE"),
         (["--index", "a=x", "--index", "a=y"], "there are two indexes 'a'"),
         (["--index", "search me=x"], "index name 'search me'"),
