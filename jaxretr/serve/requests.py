@@ -11,7 +11,7 @@ MAX_QUERIES = 64
 """The most questions of a search."""
 MAX_K = 1000
 MAX_HITS = 10_000
-"""The most hits of a search: k times its questions."""
+"""The most hits of a search: k times its questions, or the depth of re-ranking times its questions."""
 MAX_DOCUMENTS = 512
 """The most documents of a write, and of a request for re-ranking."""
 MAX_CHARACTERS = 200_000
@@ -175,7 +175,9 @@ class SearchRequest(Strict):
         allow_inf_nan=False,
         description="the weight of a combined model's second part; the model's own by default",
     )
-    rerank: bool | Rerank = Field(default=False, description="order the first hits by the re-ranker's scores")
+    rerank: bool | Rerank = Field(
+        default=False, description="order the first hits by the re-ranker's scores; true: the first 100, or k if that is more"
+    )
     fields: list[Literal["title", "text", "metadata"]] = Field(
         default_factory=lambda: ["title", "text", "metadata"],
         max_length=3,
@@ -217,6 +219,12 @@ class RerankDocument(Lenient):
 
     title: Text = ""
     text: Text = ""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "RerankDocument":
+        if not self.title and not self.text:  # As of other fields than ours, which would all get one score.
+            raise ValueError("neither title nor text; give one of them")
+        return self
 
 
 class RerankRequest(Lenient):

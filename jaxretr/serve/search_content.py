@@ -10,7 +10,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
-from jaxretr.serve.requests import MAX_HITS, SearchRequest
+from jaxretr.serve.requests import MAX_HITS, Rerank, SearchRequest
 
 
 def search_options(request: SearchRequest) -> SearchOptions:
@@ -34,8 +34,11 @@ def question_texts(request: SearchRequest) -> list[str] | None:
         raise Invalid("give either query or vector", "query")
     questions: Any = request.query if request.query is not None else request.vector
     count = len(_each(questions))
-    if count * request.k > MAX_HITS:
-        raise Invalid(f"{count} questions of {request.k} hits each are more than {MAX_HITS} hits; ask for fewer", "k")
+    hits, param = request.k, "k"
+    if isinstance(request.rerank, Rerank):
+        hits, param = request.rerank.depth, "rerank.depth"
+    if count * hits > MAX_HITS:
+        raise Invalid(f"{count} questions of {hits} hits each are more than {MAX_HITS} hits; ask for fewer", param)
     return [request.query] if isinstance(request.query, str) else request.query
 
 

@@ -128,7 +128,7 @@ class Searching:
             )
         if request.query is None:
             raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
-        return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
+        return request.rerank.depth if isinstance(request.rerank, Rerank) else max(Rerank().depth, request.k)
 
     async def _scores(self, questions: list[str], findings: Findings) -> tuple[np.ndarray, int]:
         """The re-ranker's scores of all hits, float32 [n], and the number of pairs that it cut."""

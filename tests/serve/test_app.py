@@ -193,6 +193,7 @@ def test_allow_and_deny(call: Callable[..., Any]) -> None:
         ({"vector": [0.0] * 15}, "vector"),
         ({"vector": [1e39] * 16}, "vector"),
         ({"query": ["a"] * 11, "k": 1000}, "k"),
+        ({"query": ["a"] * 11, "rerank": {"depth": 1000}}, "rerank.depth"),
         ({"query": "a", "lexical_weight": 1.0}, "lexical_weight"),
         ({"vector": [0.0] * 16, "rerank": True}, "rerank"),
         ({"query": "a", "target_recall": 0.9}, "target_recall"),
@@ -241,6 +242,7 @@ def test_what_cannot_be_searched_is_said(call: Callable[..., Any], body: dict[st
         ("rerank", {"query": "", "documents": ["a"]}, "query", "at least 1"),
         ("rerank", {"query": "a", "documents": ["a", 5]}, "documents.1", "a string or an object"),
         ("rerank", {"query": "a", "documents": [{"text": 5}]}, "documents.0.text", "give a string"),
+        ("rerank", {"query": "a", "documents": ["a", {"body": "b"}]}, "documents.1", "neither title nor text"),
         ("notes/upsert", {"documents": [{"id": "a", "metadata": {"tags": ["b"]}}]}, "documents.0.metadata.tags", "a list"),
         ("notes/upsert", {"documents": [{"query": "a"}]}, "documents.0.id", "missing"),
         ("notes/upsert", {"documents": [{"id": "a"}]}, "documents.0", "title"),
@@ -349,6 +351,14 @@ def test_reranked_hits_have_the_scorers_scores(
         np.testing.assert_allclose([hit["score"] for hit in after["hits"]], raw[best], rtol=1e-4, atol=1e-5)
         assert [hit["first_score"] for hit in after["hits"]] == [before["hits"][n]["score"] for n in best]
     assert answer["took"]["rerank_ms"] > 0
+
+
+def test_as_many_hits_are_reranked_as_are_asked_for(call: Callable[..., Any]) -> None:
+    documents = [{"id": f"re{n}", "text": "a town"} for n in range(101)]
+    call("POST", "/v1/notes/upsert", json={"documents": documents, "vectors": [[1.0] * 16] * 101}).raise_for_status()
+    answer = call("GET", "/v1/notes/search?q=a&k=101&rerank=true").json()
+    assert len(answer["results"][0]["hits"]) == 101
+    call("POST", "/v1/notes/delete", json={"ids": [each["id"] for each in documents]})
 
 
 def test_an_index_without_texts_cannot_be_reranked(
