@@ -98,8 +98,12 @@ class Indexes:
             self._changing.discard(name)
         return index
 
-    async def drop(self, name: str) -> None:
+    async def drop(self, name: str, before: Callable[[Index], None]) -> None:
         """Close an index that a request created, once no request uses it, and remove its folder.
+
+        Args:
+          name: its name.
+          before: called in a thread before it is closed.
 
         Raises:
           NotFound: there is none.
@@ -116,6 +120,7 @@ class Indexes:
             index = self._indexes.pop(name)
 
             def remove() -> None:
+                before(index)
                 index.close()
                 shutil.rmtree(folder)
 

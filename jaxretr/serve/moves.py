@@ -98,6 +98,15 @@ class Moves:
         self._moves.pop(live.name, None)
         return await loop.run_in_executor(None, self.state, live)
 
+    def end(self, index: Index) -> None:
+        """End the move of an index that is to be removed, after the batch that it is encoding, and forget it. Blocks."""
+        if index.name in self._moves:
+            moving, thread = self._moves[index.name]
+            moving.stop()
+            thread.join()
+            del self._moves[index.name]
+        self._errors.pop(index.name, None)
+
     def stop(self) -> None:
         """End moves after the batch that they are encoding; a later move to the same model resumes. Blocks.
 

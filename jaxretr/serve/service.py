@@ -283,8 +283,8 @@ class Service:
         return cast(answers.IndexFacts, {"name": name, **facts})
 
     async def drop(self, name: str) -> None:
-        """Remove an index that a request made; see `Indexes.drop`."""
-        await self.indexes.drop(name)
+        """Remove an index that a request made, after its move to another model has ended; see `Indexes.drop`."""
+        await self.indexes.drop(name, self.moves.end)
 
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
         """Begin to move an index to another model; see `Moves.begin`."""

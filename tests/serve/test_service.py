@@ -215,6 +215,15 @@ def test_an_index_moves_to_another_model_and_back(
             while await found() != (best(other), str(folder)):
                 assert time.monotonic() < end + 60
 
+            # Another index of the same name has nothing to do with a move of the first, be it done or under way.
+            for _ in range(2):
+                (await client.delete("/v1/indexes/moving")).raise_for_status()
+                (await client.put("/v1/indexes/moving")).raise_for_status()
+                assert (await client.get("/v1/moving/reindex")).json()["phase"] == "none"
+                (await client.post("/v1/moving/upsert", json={"documents": documents})).raise_for_status()
+                begun = await client.post("/v1/moving/reindex", json={"to": str(folder)})
+                assert begun.status_code == 202, begun.text
+
     real = with_data.moves._loaded
     returned, loading, leave = (threading.Event() for _ in range(3))
 
