@@ -61,8 +61,8 @@ def metadata_of(row: Mapping[str, Any], left_out: set[str]) -> dict[str, Value]:
     The names of the others, which hold lists, objects or numbers that are not finite, are added to `left_out`.
     """
     inner = row.get("metadata")
-    values = {**row, **inner} if isinstance(inner, dict) else row
-    further = {name: value for name, value in values.items() if name not in _NOT_METADATA}
+    further = {name: value for name, value in row.items() if name not in _NOT_METADATA}
+    further |= inner if isinstance(inner, dict) else {}  # Whose fields may have the names of a passage's own.
     kept = {name: value for name, value in further.items() if is_value(value)}
     left_out |= further.keys() - kept.keys()
     return kept

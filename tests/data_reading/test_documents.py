@@ -132,9 +132,9 @@ def test_further_columns_are_fields(tmp_path: Path) -> None:
     csv = "id,text,contents,year,zip,price,name,empty\n1,a,other,1999,01234,2.5,n,\n"
     (found,) = passage_fields.rows(written(tmp_path, "t.csv", csv) + "[title=name]")
     assert found[2] == {"_id": "1", "title": "n", "text": "a", "year": 1999, "zip": "01234", "price": 2.5}
-    line = '{"id": 1, "text": "a", "docid": "b", "lang": "de", "metadata": {"year": 3}}\n'
+    line = '{"id": 1, "text": "a", "docid": "b", "lang": "de", "metadata": {"year": 3, "id": 7, "body": "c"}}\n'
     (found,) = passage_fields.rows(written(tmp_path, "t.jsonl", line))
-    assert passage_fields.metadata_of(found[2], set()) == {"lang": "de", "year": 3}
+    assert passage_fields.metadata_of(found[2], set()) == {"lang": "de", "year": 3, "id": 7, "body": "c"}
 
 
 def test_parquet_and_rows_without_ids(tmp_path: Path) -> None:
