@@ -85,7 +85,9 @@ class Client:
     ) -> list[list[ScoredDocument]]:
         """Find the best documents for each question, in as many requests as needed."""
         path = f"/v1/{self._index(index)}/search"
-        most = max(1, min(_QUERIES, _HITS // max(1, k)))
+        rerank = options.get("rerank")
+        hits = (rerank.get("depth") or k) if isinstance(rerank, Mapping) else k
+        most = max(1, min(_QUERIES, _HITS // max(1, hits)))
         done = self._in_parts(path, "query", queries, most, {"k": k, **options})
         return [[_scored_document(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 

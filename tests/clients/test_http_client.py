@@ -52,6 +52,8 @@ def test_a_search_finds_what_the_encoder_finds(client: Client, encoder: DualEnco
     assert [len(found) for found in batch] == [3, 3] and [hit.id for hit in batch[0]] == [hit.id for hit in hits[:3]]
     many = client.search_batch([QUESTION] * 11, index="wiki", k=1000)  # more hits than one request gets
     assert [len(found) for found in many] == [len(documents)] * 11
+    deep = client.search_batch([QUESTION] * 11, index="wiki", k=2, rerank={"depth": 1000})
+    assert [len(found) for found in deep] == [2] * 11
 
 
 def test_options_of_a_search_arrive(client: Client, documents: list[Document]) -> None:
