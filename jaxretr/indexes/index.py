@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from jaxretr.indexes.filters import Value, Where
+from jaxretr.runtime.errors import UserError
 
 if TYPE_CHECKING:  # They bring JAX along, which the HTTP client does without.
     from jaxretr.config import EngineName
@@ -276,7 +277,7 @@ class Writable(Index, Protocol):
         ...
 
 
-class StorageFull(Exception):
+class StorageFull(UserError):
     """An error: a write was refused because the disk is full; answered with 507."""
 
 

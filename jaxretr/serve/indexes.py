@@ -12,6 +12,7 @@ from jaxretr.indexes.index import Index
 from jaxretr.indexes.opening import check_name
 from jaxretr.runtime.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
+from jaxretr.serve.threads import called
 
 
 class Indexes:
@@ -80,6 +81,7 @@ class Indexes:
           Invalid: an index cannot have the name.
           Conflict: there is an index of that name.
           Forbidden: there is no data folder.
+          DiskFull: nothing was made.
         """
         try:
             check_name(name)
@@ -92,11 +94,18 @@ class Indexes:
             raise Conflict(f"there is an index {name!r}; choose another name, or delete that one", "name")
         self._changing.add(name)
         try:
-            index = await asyncio.get_running_loop().run_in_executor(self._threads, self._make, folder, name)
-            self._indexes[name] = index
+            await called(self._threads, self._made, folder, name)
         finally:
             self._changing.discard(name)
-        return index
+        return self._indexes[name]
+
+    def _made(self, folder: Path, name: str) -> None:
+        assert self._make is not None
+        try:
+            self._indexes[name] = self._make(folder, name)
+        except BaseException:  # What is left of it would keep the name, and no request could remove it.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     async def drop(self, name: str, before: Callable[[Index], None]) -> None:
         """Close an index that a request created, once no request uses it, and remove its folder.

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxretr.indexes.index import Document, Index
+from jaxretr.indexes.index import Document, Index, StorageFull
 from jaxretr.indexes.live import reindex
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve.embedding import Embedding, Model
-from jaxretr.serve.problems import Conflict, Invalid
+from jaxretr.serve.problems import Conflict, DiskFull, Invalid
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,8 @@ class Moves:
         self._preparing.add(name)
         try:
             return await asyncio.get_running_loop().run_in_executor(None, work)
+        except StorageFull as error:
+            raise DiskFull(str(error)) from None
         except UserError as error:
             raise Invalid(str(error), param) from None
         finally:

@@ -176,7 +176,8 @@ class SearchRequest(Strict):
         description="the weight of a combined model's second part; the model's own by default",
     )
     rerank: bool | Rerank = Field(
-        default=False, description="order the first hits by the re-ranker's scores; true: the first 100, or k if that is more"
+        default=False,
+        description="order the first hits by the re-ranker's scores; true: the first 100, or k if that is more",
     )
     fields: list[Literal["title", "text", "metadata"]] = Field(
         default_factory=lambda: ["title", "text", "metadata"],

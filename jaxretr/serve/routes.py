@@ -267,7 +267,7 @@ def make_routes(service: Service) -> APIRouter:
         _add_facts(request, count=len(body.ids))
         return Answer(await service.delete(index, body.ids))
 
-    @route("POST", "/v1/{index}/reindex", answers.MoveAnswer, "Indexes", NotFound, Conflict, status=202)
+    @route("POST", "/v1/{index}/reindex", answers.MoveAnswer, "Indexes", NotFound, Conflict, DiskFull, status=202)
     async def reindex(index: str, body: ReindexRequest) -> Any:
         """Begin to move a live index to another model; it is searched and written meanwhile."""
         return Answer(await service.reindex(index, body.to), 202)
@@ -277,7 +277,7 @@ def make_routes(service: Service) -> APIRouter:
         """Report the progress of an index's last move to another model."""
         return Answer(await service.reindexing(index))
 
-    @route("POST", "/v1/{index}/reindex/rollback", answers.MoveAnswer, "Indexes", NotFound, Conflict)
+    @route("POST", "/v1/{index}/reindex/rollback", answers.MoveAnswer, "Indexes", NotFound, Conflict, DiskFull)
     async def rollback(index: str) -> Any:
         """Return a live index to its previous model."""
         return Answer(await service.rollback(index))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -278,13 +278,13 @@ class Service:
 
     async def create(self, name: str) -> answers.IndexFacts:
         """Make an empty index; see `Indexes.create`."""
-        index = await self.indexes.create(name)
+        index = await _to_its_end(self.indexes.create(name))
         facts = await self._threads.ask(index.facts)
         return cast(answers.IndexFacts, {"name": name, **facts})
 
     async def drop(self, name: str) -> None:
         """Remove an index that a request made, after its move to another model has ended; see `Indexes.drop`."""
-        await self.indexes.drop(name, self.moves.end)
+        await _to_its_end(self.indexes.drop(name, self.moves.end))
 
     async def reindex(self, index: str, to: str) -> dict[str, Any]:
         """Begin to move an index to another model; see `Moves.begin`."""
@@ -300,16 +300,14 @@ class Service:
         return await self._move(index, self.moves.rollback)
 
     async def _move(self, index: str, call: Callable[[Index], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Wait for a call that goes on when the client leaves: a model is loaded for minutes, and half a move is none."""
+        """Wait for a call about an index, which goes on when the client leaves: a model is loaded for minutes."""
         self.check_started()
 
         async def work() -> dict[str, Any]:
             async with self.indexes.used(index) as opened:
                 return await call(opened)
 
-        task = asyncio.ensure_future(work())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to hear of it.
-        return await asyncio.shield(task)
+        return await _to_its_end(work())
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -344,6 +342,13 @@ class Service:
                 "rate": settings.rate,
             },
         }
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that goes on when the client leaves: nothing is half done."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to hear of it.
+    return await asyncio.shield(task)
 
 
 async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:

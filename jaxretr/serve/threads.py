@@ -5,9 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from jaxretr.indexes.index import StorageFull
 from jaxretr.indexes.live.writes import ModelChanged
 from jaxretr.runtime.errors import UnavailableError, UserError
-from jaxretr.serve.problems import Invalid, Unavailable
+from jaxretr.serve.problems import DiskFull, Invalid, Unavailable
 
 # Writers wait for the disk, where a group of writes shares a commit.
 _SEARCHING, _WRITING, _TOKENISING, _ASKING = 4, 16, 2, 2
@@ -26,15 +27,15 @@ class Threads:
 
     async def search(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function that reads an index."""
-        return await _called(self.searching, function, *arguments)
+        return await called(self.searching, function, *arguments)
 
     async def ask(self, function: Callable[[], T]) -> T:
         """Call a function that asks indexes for facts, one of which may be in a database that does not answer."""
-        return await _called(self.asking, function)
+        return await called(self.asking, function)
 
     async def write(self, function: Callable[[], T]) -> T:
         """Call a function that writes, and let it finish even if its client leaves: nothing is half done."""
-        return await asyncio.shield(asyncio.ensure_future(_called(self.writing, function)))
+        return await asyncio.shield(asyncio.ensure_future(called(self.writing, function)))
 
     def close(self) -> None:
         """Wait for running calls; queued ones are cancelled."""
@@ -42,12 +43,14 @@ class Threads:
             pool.shutdown(cancel_futures=True)
 
 
-async def _called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
+async def called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a thread; an error about the request or an unreachable database becomes a `Problem`."""
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     except ModelChanged:
         raise
+    except StorageFull as error:
+        raise DiskFull(str(error)) from None
     except UnavailableError as error:
         raise Unavailable(str(error)) from None
     except UserError as error:

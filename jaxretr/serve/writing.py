@@ -1,16 +1,16 @@
 """Writes: documents are checked and embedded, and the index acknowledges them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from jaxretr.indexes.index import Document, Index, StorageFull, Writable, Written
+from jaxretr.indexes.index import Document, Index, Writable, Written
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.serve.embedding import Embedding
 from jaxretr.serve.indexes import Indexes
-from jaxretr.serve.problems import DiskFull, Invalid, ReadOnly
+from jaxretr.serve.problems import Invalid, ReadOnly
 from jaxretr.serve.requests import DocumentIn
 from jaxretr.serve.threads import Threads
 
@@ -41,24 +41,18 @@ class Writing:
             target = _writable(name, index)
             if vectors is not None:
                 matrix = _matrix(vectors, len(documents), index.dim)
-                return await self._written(partial(target.upsert, passages, matrix))
+                return await self._threads.write(partial(target.upsert, passages, matrix))
             model = self._embedding.of(index.standing)
             texts = [{"title": each.title, "text": each.text} for each in documents]
             result = await self._embedding.embed("passage", texts, model=model)
             model_option = {"model_fingerprint": model.fingerprint} if isinstance(index, LiveIndex) else {}
-            written = await self._written(partial(target.upsert, passages, result.vectors, **model_option))
+            written = await self._threads.write(partial(target.upsert, passages, result.vectors, **model_option))
             return replace(written, truncated=result.cut)
 
     async def delete(self, name: str, ids: Sequence[str]) -> Written:
         """Remove documents; see `Service.delete`."""
         async with self._indexes.used(name) as index:
-            return await self._written(partial(_writable(name, index).delete, list(dict.fromkeys(ids))))
-
-    async def _written(self, write: Callable[[], Written]) -> Written:
-        try:
-            return await self._threads.write(write)
-        except StorageFull as error:
-            raise DiskFull(str(error) or "the disk is full; nothing was written, and reading goes on") from None
+            return await self._threads.write(partial(_writable(name, index).delete, list(dict.fromkeys(ids))))
 
 
 def _writable(name: str, index: Index) -> Writable:

@@ -15,10 +15,12 @@ from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
 from jaxretr.embeddings.encoding import encode
+from jaxretr.indexes.index import StorageFull
 from jaxretr.indexes.opening import open_index
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.engine_choice import ENGINE_VARIABLE
+from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.programs import programs
 from jaxretr.serve.app import create_app
 from jaxretr.serve.encoding import BatchEncoder
@@ -149,6 +151,25 @@ def test_live_indexes_come_and_go(with_data: Service, tmp_path: Path) -> None:
     assert call("DELETE", "/v1/indexes/drafts").json() == {"dropped": "drafts"}
     assert call("GET", "/v1/drafts/doc/1").status_code == 404
     assert not (tmp_path / "data/drafts").exists()
+
+
+def test_an_index_that_could_not_be_made_leaves_nothing(
+    with_data: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, real = caller(create_app(with_data)), with_data.indexes._make
+    for error, status in ((StorageFull("the disk is full"), 507), (UserError("it cannot be written"), 422)):
+
+        def half(folder: Path, name: str, error: Exception = error) -> Any:
+            folder.mkdir(parents=True)
+            (folder / "live.sqlite").touch()
+            raise error
+
+        monkeypatch.setattr(with_data.indexes, "_make", half)
+        problem = call("PUT", "/v1/indexes/half")
+        assert (problem.status_code, problem.json()["error"]["message"]) == (status, str(error))
+        assert not (tmp_path / "data/half").exists()
+    monkeypatch.setattr(with_data.indexes, "_make", real)
+    assert call("PUT", "/v1/indexes/half").status_code == 201
 
 
 def test_an_index_is_not_closed_under_a_search(with_data: Service) -> None:

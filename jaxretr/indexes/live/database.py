@@ -227,7 +227,9 @@ def is_full(error: BaseException, folder: Path) -> bool:
 
 def full(folder: Path) -> StorageFull:
     """The error of a write that found the disk full."""
-    return StorageFull(f"{folder}: the disk is full, and nothing was written; free some space there")
+    return StorageFull(
+        f"{folder}: the disk is full, and the last write was undone; free some space there, and repeat it"
+    )
 
 
 @contextlib.contextmanager

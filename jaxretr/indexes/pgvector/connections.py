@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
+from jaxretr.indexes.index import StorageFull
 from jaxretr.indexes.pgvector.address import Address
 from jaxretr.runtime.errors import UnavailableError, UserError, import_extra
 
@@ -24,10 +25,6 @@ Connection: TypeAlias = Any
 
 # hnsw.iterative_scan, which filters need.
 _LEAST_PGVECTOR = (0, 8)
-
-
-class DatabaseFullError(UserError):
-    """The database's disk is full; nothing was written."""
 
 
 class Database:
@@ -58,7 +55,7 @@ class Database:
 
         Raises:
           UnavailableError: the database cannot be reached, or is too slow.
-          DatabaseFullError: its disk is full.
+          StorageFull: its disk is full.
           UserError: it refuses the work.
         """
         try:
@@ -175,7 +172,7 @@ def as_user_error(address: Address, error: Exception, timeout_s: float, commit_l
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         return UnavailableError(f"{where}: another transaction holds the table ({what}); end it, or try again later")
     if isinstance(error, errors.DiskFull):
-        return DatabaseFullError(f"{where}: the disk is full ({what}); free some space")
+        return StorageFull(f"{where}: the disk is full ({what}); free some space")
     if isinstance(error, errors.UndefinedTable):
         return UserError(f"{where}: there is no such table; run `jaxretr export ... --to pgvector` first")
     if isinstance(error, errors.InsufficientPrivilege):

@@ -20,14 +20,13 @@ from jaxretr.indexes.index import (
     Opening,
     SearchOptions,
     Standing,
-    StorageFull,
     Written,
     ids_of,
 )
 from jaxretr.indexes.pgvector import build, writing
 from jaxretr.indexes.pgvector import table as tables
 from jaxretr.indexes.pgvector.address import Address
-from jaxretr.indexes.pgvector.connections import Connection, Database, DatabaseFullError
+from jaxretr.indexes.pgvector.connections import Connection, Database
 from jaxretr.indexes.pgvector.searching import search
 from jaxretr.indexes.pgvector.table import Names, State, holds
 from jaxretr.indexes.recall import as_dict
@@ -272,10 +271,7 @@ class PgvectorIndex:
 
     def _write(self, work: Callable[[Connection, State], T | None]) -> T:
         """Run a write; refuse it if an export has replaced the table, since the vectors may be another model's."""
-        try:
-            result = self._run(work, writes=True)
-        except DatabaseFullError as error:
-            raise StorageFull(str(error)) from None
+        result = self._run(work, writes=True)
         if result is None:
             raise UserError(f"{self._address.shown}: an export replaced the table during the write; write again")
         return result

@@ -192,6 +192,7 @@ def fill(index: LiveIndex) -> int:
         try:
             put(index, [large(count)])
         except StorageFull as error:
+            assert isinstance(error, UserError), "commands would report a fault of theirs"
             assert "disk is full" in str(error) and "\n" not in str(error)
             return count
     raise AssertionError("200 x 300 kB fit")
