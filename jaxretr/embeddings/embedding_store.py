@@ -204,7 +204,7 @@ class EmbeddingStore:
         """
         if shards is not None and jax.process_count() > 1:
             raise UsageError("shards: the processes of a run share them already; leave it out")
-        if wrong := [shard for shard in shards or () if not 0 <= shard < meta.shards]:
+        if wrong := [shard for shard in shards or () if shard not in range(meta.shards)]:
             raise UsageError(f"shards: {wrong[0]}: the store has {meta.shards}, counted from 0; give some of these")
         folder = as_path(folder)
         store = cls(folder, meta, [None] * meta.shards)

@@ -89,6 +89,9 @@ def encode(
     if (corpus is None) == (queries is None):
         raise UsageError("encode needs either corpus or queries; give one of them")
     at_least(1, shard_rows=shard_rows, batch_size=batch_size)
+    if shards is not None:
+        check_list("shards", shards)
+        shards = list(shards)
     check_choice(get_args(VectorDtype), dtype=dtype)
     if not isinstance(model, str | None):
         raise UsageError(f"model={model!r:.60}: give a name")

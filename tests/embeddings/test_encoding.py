@@ -119,12 +119,12 @@ def test_calls_encode_some_shards_each(encoder: DualEncoder, corpus: Corpus, tmp
     assert begun.missing() == [0, 1, 2] and begun.meta.shards == 3
     part = out / ".another-process.part"  # what it writes at the moment
     part.touch()
-    given = jaxretr.encode(encoder, corpus=few, out=out, shards=[2, 0, 2])
+    given = jaxretr.encode(encoder, corpus=few, out=out, shards=np.array([2, 0, 2]))  # as Ray has them
     assert given.missing([0, 2]) == [] and given.missing() == [1] and part.exists()
     assert [path.name for path in sorted(out.glob("embeddings-*.npy"))] == [
         f"embeddings-0000{n}-of-00003.npy" for n in (0, 2)
     ]
-    for wrong in (3, -1):
+    for wrong in (3, -1, "0"):
         with pytest.raises(UsageError, match=f"shards: {wrong}: the store has 3, counted from 0"):
             jaxretr.encode(encoder, corpus=few, out=out, shards=[wrong])
     jaxretr.encode(encoder, corpus=few, out=out)
