@@ -74,9 +74,13 @@ class Parts:
             check_dense(f"data={self.data}", encoder)
         indexes: dict[str, Index] = {}
         try:
-            for name, (place, corpus) in self._named().items():
+            named_places = self._named()
+            for name, (place, corpus) in named_places.items():
                 indexes[name] = open_index(place, encoder, corpus, name=name, engine=self.engine)
+            opened = {Path(place).expanduser().resolve() for place, _ in named_places.values()}
             for folder in _made_before(self.data):
+                if folder.resolve() in opened:
+                    continue
                 if folder.name in indexes:
                     raise UserError(f"{folder}: there is an index {folder.name} as well; give that another name")
                 indexes[folder.name] = open_index(str(folder), encoder, name=folder.name, engine=self.engine)

@@ -184,6 +184,11 @@ def test_a_folder_of_live_indexes_is_opened_again(encoder: DualEncoder, tmp_path
     service = Parts(lambda: encoder, data=tmp_path / "data").load()
     assert service.indexes.names == ["one"]
     service.close()
+    # An index may be named although it lies there, also one that this makes.
+    given = [f"first={tmp_path / 'data/one'}", str(tmp_path / "data/two")]
+    service = Parts(lambda: encoder, given, data=tmp_path / "data").load()
+    assert service.indexes.names == ["first", "two"]
+    service.close()
     with pytest.raises(UserError, match="there is an index one as well"):
         Parts(lambda: encoder, [f"one={tmp_path / 'other'}"], data=tmp_path / "data").load()
     shutil.rmtree(tmp_path / "data")
