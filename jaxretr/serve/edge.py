@@ -17,7 +17,16 @@ from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.keys import Keys, needed_scope
 from jaxretr.serve.logs import RequestLog, failure
 from jaxretr.serve.metrics import Metrics
-from jaxretr.serve.problems import Malformed, Problem, Timeout, TooLarge, Unavailable, WrongMediaType, body_of
+from jaxretr.serve.problems import (
+    Forbidden,
+    Malformed,
+    Problem,
+    Timeout,
+    TooLarge,
+    Unavailable,
+    WrongMediaType,
+    body_of,
+)
 from jaxretr.serve.rates import Rates
 from jaxretr.serve.settings import Settings
 
@@ -144,6 +153,8 @@ class Gate:
         if self.keys is not None and scope_needed is not None:
             key = self.keys.check(headers, scope_needed)
             scope["state"]["facts"]["key"] = who = key.name
+        if self.keys is None and scope["method"] == "POST" and not self._is_of_own_page(headers):
+            raise Forbidden("pages of this site may send no POST; start the service with --allow-origin ORIGIN")
         if scope_needed is not None:
             if self.stopping():
                 raise Unavailable("the service is stopping; ask another one")
@@ -155,6 +166,11 @@ class Gate:
             raise Malformed("Content-Length is not a number; correct it")
         if len(length) > 18 or int(length) > self.settings.max_body:
             raise self._too_large()
+
+    def _is_of_own_page(self, headers: Headers) -> bool:
+        """Whether no page of another site asks; browsers send its POST without a body, and only withhold the answer."""
+        allowed = {"*", headers.get("origin")} & set(self.settings.allow_origins)
+        return headers.get("sec-fetch-site") != "cross-site" or bool(allowed)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body has more than {self.settings.max_body} bytes; send fewer texts at a time")
