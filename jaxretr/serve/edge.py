@@ -1,6 +1,7 @@
 """The layers around every request: its id, headers, key, the limits of its body, its line in the log."""
 
 import asyncio
+import ipaddress
 import logging
 import re
 import secrets
@@ -115,6 +116,24 @@ class Edge:
         return getattr(match, "path", "unknown")
 
 
+def _is_local(scope: Scope) -> bool:
+    """Whether a request came in by an address that only this machine has."""
+    try:
+        return ipaddress.ip_address((scope.get("server") or ("",))[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_public(host: str) -> bool:
+    """Whether a host may be anybody's: a name with a dot."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        name = host.rstrip(".")
+        return "." in name and not name.endswith(".localhost")
+    return False
+
+
 def _method(scope: Scope) -> str:
     known = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
     return scope["method"] if scope["method"] in known else "other"
@@ -153,8 +172,8 @@ class Gate:
         if self.keys is not None and scope_needed is not None:
             key = self.keys.check(headers, scope_needed)
             scope["state"]["facts"]["key"] = who = key.name
-        if self.keys is None and scope["method"] == "POST" and not self._is_of_own_page(headers):
-            raise Forbidden("pages of this site may send no POST; start the service with --allow-origin ORIGIN")
+        if self.keys is None and "*" not in self.settings.allow_origins:
+            self._check_page(scope, headers)
         if scope_needed is not None:
             if self.stopping():
                 raise Unavailable("the service is stopping; ask another one")
@@ -167,10 +186,20 @@ class Gate:
         if len(length) > 18 or int(length) > self.settings.max_body:
             raise self._too_large()
 
-    def _is_of_own_page(self, headers: Headers) -> bool:
-        """Whether no page of another site asks; browsers send its POST without a body, and only withhold the answer."""
-        allowed = {"*", headers.get("origin")} & set(self.settings.allow_origins)
-        return headers.get("sec-fetch-site") != "cross-site" or bool(allowed)
+    def _check_page(self, scope: Scope, headers: Headers) -> None:
+        """Refuse what another site's page may ask for: browsers send its POST without a body, and withhold the answer alone.
+
+        They withhold nothing where the page's host has become a name of this machine (DNS rebinding).
+        """
+        allowed = self.settings.allow_origins
+        of_other_site = headers.get("sec-fetch-site") == "cross-site" and headers.get("origin") not in allowed
+        if scope["method"] == "POST" and of_other_site:
+            raise Forbidden("pages of this site may send no POST; start the service with --allow-origin ORIGIN")
+        name = headers.get("host", "").lower()
+        host = name if name.endswith("]") else re.sub(r":\d*$", "", name)
+        named = {origin.partition("://")[2].lower() for origin in allowed}
+        if _is_local(scope) and _is_public(host) and not {name, host} & named:
+            raise Forbidden("Host is no name of this machine; start the service with --keys, or --allow-origin ORIGIN")
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body has more than {self.settings.max_body} bytes; send fewer texts at a time")

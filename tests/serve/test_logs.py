@@ -162,6 +162,13 @@ def test_headers_of_every_answer(started: Service) -> None:
         assert elsewhere not in page.text
 
 
+@pytest.mark.parametrize(
+    "host", ["localhost:80", "127.0.0.1", "[::1]:8080", "[::1]", "10.0.0.1:80", "jaxretr", "a.localhost."]
+)
+def test_a_local_service_has_many_names(started: Service, host: str) -> None:
+    assert caller(create_app(started))("GET", "http://127.0.0.1/info", headers={"host": host}).status_code == 200
+
+
 @pytest.mark.parametrize(("origin", "allowed"), [("https://example.org", True), ("https://evil.example", False)])
 def test_other_origins_only_if_they_are_named(started: Service, origin: str, allowed: bool) -> None:
     call = caller(create_app(started, Settings(allow_origins=("https://example.org",))))
@@ -182,6 +189,11 @@ def test_other_origins_only_if_they_are_named(started: Service, origin: str, all
     # Browsers send a POST without a body at once, whatever page asks for it.
     answer = call("POST", "/v1/notes/reindex/rollback", headers={"origin": origin, "sec-fetch-site": "cross-site"})
     assert (answer.status_code != 403) is allowed
+    # A page whose host's name has come to lead here is of the same site for a browser.
+    asked = call("GET", "http://127.0.0.1/info", headers={"host": f"{origin.partition('://')[2]}:8080"})
+    assert (asked.status_code, asked.json().get("error", {}).get("type")) == (
+        (200, None) if allowed else (403, "permission")
+    )
     answer = call("GET", "/health", headers={"origin": origin})
     assert "mcp-session-id" in answer.headers["access-control-expose-headers"]
     assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
