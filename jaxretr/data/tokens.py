@@ -206,7 +206,7 @@ def question_rows(
 ) -> Rows:
     """Build [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
 
-    With a tokenizer that has other special ids these are around the text instead, see `frame_of`. The prompt and the text
+    With a tokenizer that adds other special ids these are around the text instead, see `frame_of`. The prompt and the text
     are tokenised as one text, as sentence-transformers does it.
     """
     frame = frame_of(tokenizer)
@@ -216,10 +216,7 @@ def question_rows(
 
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
-    """The special ids around one text: [CLS] and [SEP] if the tokenizer has them, else the ids that it adds itself."""
-    if reads_pairs(tokenizer):
-        cls, sep = _special_ids(tokenizer, "cls", "sep")
-        return Frame([cls], [sep])
+    """The special ids that the tokenizer itself puts around one text; one that has [CLS] and [SEP] may add neither."""
     [whole], [bare] = (_all_ids(tokenizer, ["a"], add_special_tokens=added) for added in (True, False))
     found = [start for start in range(len(whole)) if whole[start : start + len(bare)] == bare]
     if not found:

@@ -630,6 +630,18 @@ def test_a_plain_bert_gives_one_tower_or_two_copies(tokenizer: Any, encoder: Dua
         DualEncoder.from_pretrained(folder, pooling="sum")  # pyright: ignore[reportArgumentType]
 
 
+def test_a_tokenizer_that_would_cut_the_beginning_of_texts_is_named(
+    tokenizer: Any, encoder: DualEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = hugging_face(tmp_path / "bert", tokenizer, tower(encoder.params, "question"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
+    found = DualEncoder.from_pretrained(folder)
+    assert "cuts the beginning of a text that is too long (truncation_side); here the end is cut" in caplog.text
+    found.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").truncation_side == "right"
+
+
 def test_what_no_file_says_is_guessed_aloud_once(
     tokenizer: Any, encoder: DualEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

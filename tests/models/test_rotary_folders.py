@@ -60,14 +60,16 @@ def test_vectors_are_those_of_sentence_transformers_before_and_after_the_export(
         verify(tmp_path / "bare", library="transformers")
 
 
-def test_what_a_tokenizer_puts_around_a_text() -> None:
+@pytest.mark.parametrize("cls", [False, True])
+def test_what_a_tokenizer_puts_around_a_text(cls: bool) -> None:
+    """Also one that has [CLS] and [SEP] and adds something else."""
     for around, before, after in (
         (["$A"], [], []),
         (["$A", "<|endoftext|>"], [], [4]),
         (["<bos>", "$A", "<eos>"], [1], [2]),
         (["<bos>", "$A", "<eos>", "<|endoftext|>"], [1], [2, 4]),
     ):
-        tokenizer = make_tokenizer(around, "left", cls=False)
+        tokenizer = make_tokenizer(around, "left", cls=cls)
         assert frame_of(tokenizer) == (before, after)
         expected = [tokenizer(text, truncation=True, max_length=9)["input_ids"] for text in TEXTS]
         rows = question_rows(tokenizer, TEXTS, 9)

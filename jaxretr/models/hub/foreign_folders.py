@@ -63,7 +63,7 @@ def load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: 
         params = _two_towers(question, passage, folder, second, pooling)
     config = _config(question.config, params, pooling=pooling or default_pooling(question.config))
     head = question.mlm_head if passage_path is None and not config.sparse else None
-    loaded = load_tokenizer(tokenizer or folder)
+    loaded = _tokenizer(tokenizer or folder)
     if not reads_pairs(loaded):
         config = dataclasses.replace(config, passage_template="joined")
     return Loaded(config, params, loaded, head, () if question.kind == "dpr-question" else _USE)
@@ -84,7 +84,7 @@ def load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None =
     """Read a folder; `base` holds the weights if the folder has none of its own but an adapter."""
     modules = sentence_transformers.read(folder)
     checkpoint = read_checkpoint(modules.transformer if base in (None, folder) else base)
-    loaded = load_tokenizer(tokenizer or modules.transformer)
+    loaded = _tokenizer(tokenizer or modules.transformer)
     if modules.lower_case:
         loaded = _lower_casing(loaded)
     tower = _tower(checkpoint, modules.transformer, modules.pooling)
@@ -154,6 +154,19 @@ def _with_static_queries(model: Loaded, queries: sentence_transformers.StaticQue
     config = dataclasses.replace(model.config, shared=False, query_weights=queries.kind, max_question_length=length)
     params = {"question": {QUERY_WEIGHTS: np.pad(weights, (0, size - len(weights)))}, "passage": model.params["shared"]}
     return model._replace(config=config, params=params)
+
+
+def _tokenizer(path_or_name: Any) -> Any:
+    """Load a tokenizer; one that would cut the beginning of a long text cuts its end, as all do here, and says so."""
+    loaded = load_tokenizer(path_or_name)
+    if getattr(loaded, "truncation_side", "right") != "right":
+        note(
+            _log.warning,
+            "%s: its tokenizer cuts the beginning of a text that is too long (truncation_side); here the end is cut",
+            path_or_name,
+        )
+        loaded.truncation_side = "right"  # For a folder that is written with it.
+    return loaded
 
 
 def _lower_casing(tokenizer: Any) -> Any:
