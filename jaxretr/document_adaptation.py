@@ -20,6 +20,7 @@ from jaxretr.config import (
     Optimizer,
     Train,
 )
+from jaxretr.config.kinds import check_limits
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.reading import read_examples
@@ -45,7 +46,7 @@ from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 from jaxretr.training.loop import read_best, train
@@ -171,10 +172,13 @@ def adapt_to_documents(
       UsageError: `queries` without `qrels`, or the reverse; or a setting out of its range.
     """
     at_least(0, round_trip=round_trip)
-    at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size, max_length=max_length)
+    check_seed(seed)
+    at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size)
+    at_least(4, max_length=max_length)
     if teacher_temperature is not None and scorer is None:
         raise UsageError(f"teacher_temperature={teacher_temperature}: there is no scorer=; give one, or leave it out")
     teacher_temperature = _TEMPERATURE if teacher_temperature is None else teacher_temperature
+    check_limits(learning_rate=learning_rate, teacher_temperature=teacher_temperature)
     check_finished(model)
     dtype = chosen_dtype(dtype)
     out, name = Path(out).expanduser(), str(generator)
@@ -184,6 +188,7 @@ def adapt_to_documents(
             generator = loaded_generator(generator, template, prompt_length, dtype)
         except UsageError as error:  # `max_length` is another setting here.
             raise UsageError(str(error).replace("max_length=", "prompt_length=")) from None
+        DualEncoder.from_pretrained(model, max_passage_length=max_length, dtype=dtype)
     if scorer is not None:
         scorer_kind(scorer)
     check_replaceable(out, "a model adapted to documents", lambda names: _COMMAND in names)

@@ -384,6 +384,13 @@ def test_a_broken_config_file_is_named_with_its_line(tmp_path: Path, content: st
         ("optimizer.learning_rate", "nan", r"optimizer\.learning_rate=nan: must be a finite number"),
         ("contrastive.temperature", "inf", r"contrastive\.temperature=inf: must be a finite number"),
         ("train.steps", "0", r"train\.steps=0: must be at least 1"),
+        ("train.seed", str(2**32), r"train\.seed=4294967296: must be below 2\^32"),
+        ("optimizer.learning_rate", "-0.1", r"optimizer\.learning_rate=-0\.1: must be at least 0"),
+        ("optimizer.clip", "0", r"optimizer\.clip=0\.0: must be above 0"),
+        ("optimizer.warmup", "1.5", r"optimizer\.warmup=1\.5: must be from 0 to 1"),
+        ("encoder.dropout", "1", r"encoder\.dropout=1\.0: must be from 0 to below 1"),
+        ("typos.contrast_weight", "-1", r"typos\.contrast_weight=-1\.0: must be at least 0"),
+        ("index.block_rows", "0", r"index\.block_rows=0: must be at least 1"),
     ],
 )
 def test_a_value_that_no_run_can_have_is_refused_when_the_config_is_loaded(name: str, value: str, message: str):

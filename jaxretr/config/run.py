@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, fields
 
 from jaxretr.config.choices import TrackerName
-from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, check_seed, did_you_mean
 from jaxretr.runtime.own_parts import is_own
 
 ELEMENTWISE = (
@@ -141,8 +141,7 @@ class Train:
                 raise UsageError(f"train.{name}={value}: must be at least 1; set train.{name}")
         if self.stop_factor is not None and not self.stop_factor > 1:
             raise UsageError(f"train.stop_factor={self.stop_factor}: must be above 1; set train.stop_factor")
-        if self.seed < 0:
-            raise UsageError(f"train.seed={self.seed}: must be at least 0; set train.seed")
+        check_seed(self.seed, "train.seed")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jaxretr.models.encode import note_cut
 from jaxretr.models.generation.decoding import Generated, Sampling
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import Draw, QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed, did_you_mean
 from jaxretr.runtime.parallel.hosts import wait_for_all
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import check_output
@@ -45,6 +45,7 @@ _VERSION = 1
 _FORMATS = tuple(name for name in SCORED_FORMATS if name != "distillation")
 
 DROPPED = {
+    "empty": "are about passages without title and text",
     "unfinished": "had not ended after max_new_tokens",
     "short": "have fewer words than min_words",
     "title": "repeat the passage's title",
@@ -135,6 +136,7 @@ def generate(
     """
     at_least(1, per_passage=per_passage, limit=limit, round_trip=round_trip, batch_size=batch_size, chunk=chunk)
     at_least(0, min_words=min_words)
+    check_seed(seed)
     if not 0 < best_share <= 1:
         raise UsageError(f"best_share={best_share}: give a number above 0, up to 1 for all questions")
     if per_passage > 1 and temperature == 0:
@@ -285,7 +287,9 @@ def _filtered(
         for number, draw in enumerate(of_passage):
             text = _plain(draw.text)
             reason = None
-            if not draw.ended:
+            if not (corpus[row].title.strip() or corpus[row].text.strip()):
+                reason = "empty"
+            elif not draw.ended:
                 reason = "unfinished"
             elif len(text.split()) < max(min_words, 1):
                 reason = "short"

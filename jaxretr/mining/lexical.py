@@ -20,7 +20,7 @@ from jaxretr.data.questions import Question, read_questions
 from jaxretr.indexes.bm25.words import Bm25Settings
 from jaxretr.mining.sentence_queries import COUNTS, Documents, Sampling, drawn, write_sentence_queries
 from jaxretr.mining.teachers import RunTeacher, Task, file_digest, parse_teachers
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
@@ -85,6 +85,7 @@ def mine_lexical(
       UserError: a file cannot be read or written, `out` contains something else or a set made with other arguments,
         or no query has positives and negatives.
     """
+    check_seed(seed)
     at_least(1, limit=limit, dev=dev, shard_passages=shard_passages, per_passage=per_passage)
     selection = Selection(positives, *negative_ranks)
     sampling_, documents_ = _sampling(queries, sampling, base, per_passage, documents, seed)

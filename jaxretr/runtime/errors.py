@@ -77,6 +77,13 @@ def at_least(least: int, **numbers: int | None) -> None:
             raise UsageError(f"{name}={value}: must be at least {least}")
 
 
+def check_seed(seed: int | None, name: str = "seed") -> None:
+    """Raise UsageError for a seed, by its name, that is no whole number of 32 bits: JAX refuses the others or cuts them."""
+    at_least(0, **{name: seed})
+    if seed is not None and seed >= 2**32:
+        raise UsageError(f"{name}={seed}: must be below 2^32")
+
+
 def path_text(path: object) -> str:
     """The text of a path or name.
 

@@ -127,6 +127,13 @@ def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, 
     assert "--prompt-length 4: the template takes" in the_error(capsys)
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--scorer", "nowhere"]) == 1
     assert "nowhere" in the_error(capsys)
+    for option, value, code, message in (
+        ("--learning-rate", "-1", 2, "--learning-rate -1.0: must be at least 0"),
+        ("--max-length", "3", 2, "--max-length 3: must be at least 4"),
+        ("--max-length", "65", 1, "but the model has 64 positions; lower it"),
+    ):
+        assert main([*words, "--generator", str(tiny_models / "scorer"), option, value]) == code
+        assert message in the_error(capsys)
     assert not (tmp_path / "out").exists(), "nothing of a failed call is in the way of the next one"
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()

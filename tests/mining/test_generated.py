@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def test_a_call_killed_at_every_chunk_writes_the_same_bytes(
     out, write, written = tmp_path / "out.jsonl", KeptChunks.write, []
     with pytest.raises(UsageError, match="this one was loaded with its own"):
         jaxretr.generate(generator, corpus=CORPUS, out=out, **SETTINGS)
+    for seed, message in ((-1, "must be at least 0"), (2**32, "must be below 2^32"), (0.5, "give a whole number")):
+        with pytest.raises(UsageError, match=re.escape(f"seed={seed}: {message}")):
+            jaxretr.generate(folder, corpus=CORPUS, out=out, seed=seed)  # pyright: ignore[reportArgumentType]
     settings = {name: value for name, value in SETTINGS.items() if name not in ("template", "max_length")}
 
     def killed(kept: KeptChunks, number: int, *arrays: np.ndarray) -> None:
@@ -113,18 +117,20 @@ PASSAGES = Corpus.from_passages(
         Passage("a", "The Honey Bee", "Bees keep their hive at 35 degrees and dance."),
         Passage("b", "Copper", "Roofs of copper turn green."),
         Passage("c", "", "The treaty was signed in Tordesillas."),
+        Passage("d", "", " "),
     ]
 )
 DRAWS = [
     [Draw("how warm is a hive of bees?", -0.5, True), Draw("the honey bee", -0.1, True), Draw("bees", -0.1, True)],
     [Draw("why do copper roofs turn green", -0.7, True), Draw("How warm is a hive, of bees", -0.2, True)],
     [Draw("where was the treaty signed and", -0.4, False), Draw("which dance do bees know", -0.9, True)],
+    [Draw("what is this passage about", -0.1, True)],
 ]
 
 
 def filtered(**settings: Any) -> tuple[list[tuple[str, str]], dict[str, int]]:
     wanted = {"min_words": 3, "best_share": 1.0, "round_trip": None, "retriever": "bm25", **settings}
-    found = generated._filtered(Path("out"), DRAWS, np.arange(3), PASSAGES, **wanted)
+    found = generated._filtered(Path("out"), DRAWS, np.arange(4), PASSAGES, **wanted)
     return [(example.positives[0].id or "", example.question) for example in found.examples], found.dropped
 
 
@@ -133,13 +139,14 @@ def test_each_filter_drops_what_it_names(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "jaxretr"):
         kept, dropped = filtered()
     assert kept == [bees, copper, dance]
-    assert dropped == {**dict.fromkeys(generated.DROPPED, 0), "unfinished": 1, "title": 1, "short": 1, "duplicate": 1}
+    reasons = dict.fromkeys(("empty", "unfinished", "title", "short", "duplicate"), 1)
+    assert dropped == {**dict.fromkeys(generated.DROPPED, 0), **reasons}
     assert "dropped 1 questions that repeat the passage's title (title)" in caplog.messages
     kept, dropped = filtered(round_trip=1)
     assert (kept, dropped["round_trip"]) == ([bees, copper], 1), "the bees' passage is found for the dance"
     kept, dropped = filtered(best_share=0.34)
     assert (kept, dropped["likelihood"]) == ([bees], 2)
-    with pytest.raises(UserError, match="none of the 7 generated questions passes the filters"):
+    with pytest.raises(UserError, match="none of the 8 generated questions passes the filters"):
         filtered(min_words=9)
 
 
