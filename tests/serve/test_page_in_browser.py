@@ -9,6 +9,8 @@ import pytest
 from browser import chromium, new_page, serious_faults
 from page_routes import ORIGIN, Routes, error, facts, found, hit
 
+from jaxretr.serve.requests import MAX_CHARACTERS, MAX_FIELDS
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -467,12 +469,30 @@ def test_a_file_becomes_an_index_in_batches_with_progress(browser: Any) -> None:
         ('{"_id": "2", "text": 7}', 'line 3: "text" is not a string'),
         ('{"_id": "2", "title": ""}', 'line 3: neither "text" nor "title"'),
         (b'{"_id": "2", "text": "\xff"}', "line 3: not UTF-8"),
+        ('{"_id": "2", "text": "\\ud83d"}', 'line 3: "text" holds half of a surrogate pair'),
+        (json.dumps({"_id": "🦉" * 513, "text": "x"}), 'line 3: "id" has more than 512 characters'),
+        (
+            json.dumps({"_id": "2", "text": "x" * (MAX_CHARACTERS + 1)}),
+            'line 3: "text" has more than 200,000 characters',
+        ),
+        (
+            json.dumps({"_id": "2", "text": "x", "abstract": "x" * 4097}),
+            'line 3: "abstract" has more than 4,096 characters',
+        ),
+        (
+            json.dumps({"_id": "2", "text": "x"} | dict.fromkeys(map(str, range(MAX_FIELDS + 1)), 1)),
+            "line 3: more than 32 fields",
+        ),
+        (json.dumps({"_id": "2", "text": "x", "tweet": 2**53 + 1}), 'line 3: "tweet" is a larger number'),
     ],
 )
 def test_a_bad_line_is_named_and_nothing_is_sent(browser: Any, line: str | bytes, reason: str) -> None:
     tab, routes, _ = opened(browser)
     tab.goto(f"{ORIGIN}/")
-    good = b'{"_id": "1", "text": "x"}\n\n'
+    most = {"_id": "🦉" * 512, "text": "x" * MAX_CHARACTERS, "n": 2**53 - 1} | dict.fromkeys(
+        map(str, range(MAX_FIELDS - 1)), 1
+    )
+    good = json.dumps(most).encode() + b"\n\n"
     choose(tab, good + (line if isinstance(line, bytes) else line.encode()) + b"\n" + good)
     tab.click("#upload-start")
     tab.wait_for_selector("#upload-fault strong")
