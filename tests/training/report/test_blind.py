@@ -114,6 +114,18 @@ def test_votes_are_counted_tested_and_kept(page: BlindPage) -> None:
         assert "; 0 judged" in tab.locator("#place").inner_text() and not tab.locator("#result").is_visible()
 
 
+def test_where_the_browser_keeps_nothing_votes_count_and_can_be_forgotten(page: BlindPage) -> None:
+    with chromium() as browser:
+        tab, errors = new_page(browser)
+        tab.on("dialog", lambda dialog: dialog.accept())
+        tab.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } })")
+        tab.goto(page.out.as_uri())
+        tab.keyboard.press("0")
+        assert "; 1 judged; this browser keeps nothing" in tab.locator("#place").inner_text()
+        tab.click("#again")
+        assert "; 0 judged" in tab.locator("#place").inner_text() and not errors
+
+
 @pytest.mark.parametrize("a, b", [(0, 0), (1, 0), (0, 5), (7, 3), (20, 31), (400, 450)])
 def test_the_sign_test_is_exact(page: BlindPage, a: int, b: int) -> None:
     with chromium() as browser:
