@@ -91,23 +91,32 @@ class Sweep(Results):
 
     @functools.cached_property
     def groups(self) -> dict[str, tuple[float, float, float]]:
-        """The mean, lowest and highest metric of the runs that differ in the seed alone, the best mean first."""
+        """The mean, lowest and highest metric of the runs that differ in the seed alone, the best mean first.
+
+        NaN, and last, where a run was never evaluated, as one that diverged before.
+        """
         found: dict[str, list[float]] = {}
         for row in self.rows:
             found.setdefault(row.group, []).append(math.nan if row.best is None else row.best)
-        spreads = {name: (math.fsum(each) / len(each), min(each), max(each)) for name, each in found.items()}
+        spreads = {
+            name: (math.nan, math.nan, math.nan)
+            if any(map(math.isnan, each))
+            else (math.fsum(each) / len(each), min(each), max(each))
+            for name, each in found.items()
+        }
         sign = 1 if self.metric in LOWER_IS_BETTER else -1
-        return dict(sorted(spreads.items(), key=lambda item: sign * item[1][0]))
+        return dict(sorted(spreads.items(), key=lambda item: (math.isnan(item[1][0]), sign * item[1][0])))
 
     @functools.cached_property
     def tests(self) -> dict[str, Corrected]:
         """The best group against each other one, paired by dev question; a question's value is the mean over the seeds."""
-        if not self.values:
+        names = [name for name, (mean, *_) in self.groups.items() if not math.isnan(mean)]
+        if not self.values or not names:
             return {}
-        runs = ([self.values[row.name] for row in self.rows if row.group == name] for name in self.groups)
+        runs = ([self.values[row.name] for row in self.rows if row.group == name] for name in names)
         best, *others = ({id: math.fsum(run[id] for run in each) / len(each) for id in each[0]} for each in runs)
         found = corrected([compare(best, other) for other in others])
-        return dict(zip(list(self.groups)[1:], found, strict=True))
+        return dict(zip(names[1:], found, strict=True))
 
     def __str__(self) -> str:
         return self.table()
@@ -314,7 +323,7 @@ def _row(run: RunFiles, config: Config, settings: Sequence[str], diverged: bool)
 
 
 def _values(runs: Sequence[RunFiles], metric: str) -> tuple[dict[str, dict[str, float]], str]:
-    """Measure every run's best model on each dev question, or say why that cannot be compared.
+    """Measure the best model of every run that was evaluated on each dev question, or say why that cannot be compared.
 
     A run's values are kept in its folder, where a later call finds them.
     """
@@ -334,15 +343,17 @@ def _values(runs: Sequence[RunFiles], metric: str) -> tuple[dict[str, dict[str, 
 
     values: dict[str, dict[str, float]] = {}
     for run in runs:
-        path, made = run.folder / _VALUES, {"metric": metric, "step": run.best and run.best["step"]}
+        if run.best is None:
+            continue
+        path, made = run.folder / _VALUES, {"metric": metric, "step": run.best["step"]}
         kept = read_object(path, "remove it; it is made again") if path.exists() else {}
         if not kept.items() >= made.items():
             on = questions()
-            if on is None or run.best is None:
+            if on is None:
                 return {}, "the runs have no dev questions of their own that are searched for"
             log.info("%s: the best model on each dev question", run.name)
             ((_, hits),) = find_all([of_run(run)], on, [metric])
             kept = {**made, "values": on(hits, [metric], run.name)[metric]}
             write_json(path, kept)
         values[run.name] = kept["values"]
-    return values, ""
+    return values, "" if values else "no run was evaluated"

@@ -24,7 +24,7 @@ from jaxretr.training import loop
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.runs import contrastive
 from jaxretr.training.runs.run_inputs import Inputs
-from jaxretr.training.sweep import _values
+from jaxretr.training.sweep import Sweep, SweepRun, _values
 
 METRIC = "ndcg@10"
 BY_LOSS = {"train.best_metric": "loss"}
@@ -243,3 +243,17 @@ def test_names_are_safe_and_differ_where_values_do(config: str, tmp_path: Path) 
         combinations(base, {"train.best_metric": ["mrr@10", METRIC]}, tmp_path)
     with pytest.raises(UsageError, match="unknown key 'lr'"):
         combinations(base, {"optimizer.lr": [1]}, tmp_path)
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_is_last_and_the_others_are_compared(tmp_path: Path) -> None:
+    bests = {"rate=1": 0.3, "rate=2": None, "rate=3": 0.9}
+    rows = [
+        SweepRun(name, name, {}, tmp_path, best, None if best is None else 1, 1.0, 1.0, best is None)
+        for name, best in bests.items()
+    ]
+    values = {name: {"q1": best, "q2": best} for name, best in bests.items() if best is not None}
+    found = Sweep("ndcg@10", rows, values, "")
+    assert list(found.groups) == ["rate=3", "rate=1", "rate=2"]
+    assert [*found.tests] == ["rate=1"] and found.tests["rate=1"].mean_a == pytest.approx(0.9)
+    assert json.loads(found.to_json())["groups"]["rate=2"] == {"mean": None, "lowest": None, "highest": None}
+    assert "rate=3 against the others" in found.table()
