@@ -208,6 +208,8 @@ def make_server(service: Service) -> Any:
 
 async def _only_index(service: Service) -> str:
     names = service.indexes.names
+    if not names:
+        raise Problem("there is no index yet; an operator of the service has to add one", "index")
     if len(names) != 1:
         raise Problem(f"there are {len(names)} indexes ({', '.join(names[:20])}); name one in `index`", "index")
     return names[0]

@@ -105,6 +105,9 @@ def test_what_is_refused_is_said_to_the_agent_in_a_line(service: Service, monkey
     assert "no index 'wikis'; did you mean 'wiki'" in answers[0]
     assert "there are 2 indexes (wiki, notes); name one" in answers[1]
     assert "no document 'no such' in the index 'wiki'" in answers[2]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(service.indexes), "names", ())
+        assert "there is no index yet" in called(make_server(service), ("search", {"query": QUESTION}))[0]
 
     async def busy(*_: Any) -> None:
         raise Overloaded("the queue is full", 3)
