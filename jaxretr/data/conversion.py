@@ -55,8 +55,8 @@ def convert_data(
       corpus: the passages of formats with ids; by default a BEIR folder's own.
       queries: the questions of triples-ids, qrels and distillation.
       split: split of a BEIR folder to read or write; by default train.
-      negatives: for sentence-transformers: negatives per row; questions with fewer are left out; by default the most that
-        every question has.
+      negatives: for sentence-transformers: negatives per row; questions with fewer are left out; by default as many as the
+        first question has, and a question with another number is an error.
       skip_bad: skip and count bad rows.
 
     Raises:
