@@ -210,3 +210,17 @@ def test_ids_stay_strings(tmp_path: Path) -> None:
     path.write_text(json.dumps({"question_id": "01", "hits": [{"id": "007", "score": 1}, {"id": "NaN", "score": 0}]}))
     assert cli.main(["fuse", str(path), str(path), "--method", "rrf", "--out", str(tmp_path / "out")]) == 0
     assert list(read_trec(tmp_path / "out")["01"]) == ["007", "NaN"]
+
+
+def test_a_missing_score_of_zero_keeps_the_order_of_negative_scores() -> None:
+    """rank_bm25's idf can be negative: a passage without the words, whose score is 0, then ranks above one with them."""
+    long = {"q0": dict.fromkeys("wxyz", 1.0)}
+    runs = [
+        {"q": {"a": 1.0, "b": 1.0, "c": 1.0}},
+        {"q": {"a": -2.0, "b": 1.0}, **long},
+    ]
+    fused = interpolate(runs, [0.0, 1.0], normalise="minmax", missing=["lowest", "zero"])
+    assert fused["q"] == pytest.approx({"b": 1.0, "c": 2 / 3, "a": 0.0})
+    runs[1]["q"] = {"a": -2.0, "b": -1.0}
+    fused = interpolate(runs, [0.0, 1.0], normalise="minmax", missing=["lowest", "zero"])
+    assert fused["q"] == pytest.approx({"c": 1.0, "b": 0.5, "a": 0.0})

@@ -70,8 +70,8 @@ def interpolate(
             for hits, most, is_zero in zip(hits_of_runs, longest, zero, strict=True)
         ]
         if normalise == "minmax":
-            hits_of_runs = [_in_unit_interval(hits, low) for hits, low in zip(hits_of_runs, lowest, strict=True)]
-            lowest = [0.0] * len(runs)
+            mapped = map(_in_unit_interval, hits_of_runs, lowest)
+            hits_of_runs, lowest = map(list, zip(*mapped, strict=True))
         for passage_id in dict.fromkeys(name for hits in hits_of_runs for name in hits):
             fused[passage_id] = math.fsum(
                 weight * hits.get(passage_id, low)
@@ -136,7 +136,9 @@ def _single(question_id: str, hits: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(hits, values.tolist(), strict=True))
 
 
-def _in_unit_interval(hits: Mapping[str, float], low: float) -> dict[str, float]:
-    """The scores mapped from [low, the highest] to [0, 1]."""
-    span = (max(hits.values(), default=low) - low) or 1.0
-    return {name: (score - low) / span for name, score in hits.items()}
+def _in_unit_interval(hits: Mapping[str, float], missing: float) -> tuple[dict[str, float], float]:
+    """The scores, and that of a missing passage, mapped from [the lowest, the highest] of them all to [0, 1]."""
+    scores = [missing, *hits.values()]
+    low = min(scores)
+    span = (max(scores) - low) or 1.0
+    return {name: (score - low) / span for name, score in hits.items()}, (missing - low) / span
