@@ -447,6 +447,7 @@ def test_a_file_becomes_an_index_in_batches_with_progress(browser: Any) -> None:
     tab.click("#upload-start")
     tab.wait_for_selector("text=trying again in 1 s")
     tab.wait_for_selector("text=130 passages added to my-notes, 1 replaced")
+    assert tab.locator("#upload-text").inner_text().endswith("were left out: tags.")
     assert tab.evaluate("window.seen.filter(([hidden]) => !hidden)")[-1] == [False, 131, 131]
     assert [len(ids) for ids in written(routes)] == [64, 64, 64, 2], "the refused batch was sent again"
     assert [path for method, path, _, _ in routes.seen if method == "PUT"] == ["/v1/indexes/my-notes"]
