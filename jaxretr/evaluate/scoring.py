@@ -118,7 +118,8 @@ def score(
       kind: t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers yes
         or no without saying so in its folder, such as Qwen3-Reranker; auto: what the folder says. kind, max_length and
         dtype are for a scorer given as a path, see `load_scorer`.
-      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit, 512 for others.
+      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit; 512 for others,
+        or a decoder's positions if there are fewer.
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
       batch_size: pairs per batch; by default chosen for the device.
       chunk: pairs scored at a time, which an interruption loses.

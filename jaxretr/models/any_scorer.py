@@ -66,7 +66,8 @@ def load_scorer(
         language model; or a run directory of one.
       kind: t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers yes
         or no without saying so in its folder, such as Qwen3-Reranker; auto: what the folder says. See `scorer_kind`.
-      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit, 512 for others.
+      max_length: tokens of a question and a passage together; by default a cross-encoder's own limit; 512 for others,
+        or a decoder's positions if there are fewer.
       max_question_length: tokens of a question.
       dtype: type of the matmuls' operands; "auto" is the faster one on this machine.
       place: function that takes each parameter of a T5 as soon as it is read (see `QuestionScorer.from_pretrained`).
@@ -94,4 +95,4 @@ def load_scorer(
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)
     if kind == "t5":
         return QuestionScorer.from_pretrained(path_or_name, max_length=max_length or 512, place=place, **lengths)
-    return CausalScorer.from_pretrained(path_or_name, max_length=max_length or 512, **lengths)
+    return CausalScorer.from_pretrained(path_or_name, max_length=max_length, **lengths)

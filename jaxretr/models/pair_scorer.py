@@ -265,7 +265,7 @@ class CausalScorer(PairScorer):
         cls,
         path_or_name: str | Path,
         *,
-        max_length: int = _MAX_LENGTH,
+        max_length: int | None = None,
         max_question_length: int = _QUESTION_LENGTH,
         dtype: AutoDtype = "float32",
     ) -> "CausalScorer":
@@ -273,7 +273,8 @@ class CausalScorer(PairScorer):
 
         Args:
           path_or_name: a Hugging Face folder, or its hub name.
-          max_length: tokens of passage, instruction and question; only the passage is cut.
+          max_length: tokens of passage, instruction and question; only the passage is cut. By default 512, or the model's
+            positions if there are fewer.
           max_question_length: tokens of the question that are scored.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
 
@@ -283,7 +284,9 @@ class CausalScorer(PairScorer):
         folder = model_folder(resolve(path_or_name))
         config, params = cross_encoder_folder.read_causal_lm(folder, max_question_length)
         tokenizer = load_tokenizer(folder)
-        texts = pair_texts.of_likelihood(tokenizer, max_length)
+        texts = pair_texts.of_likelihood(
+            tokenizer, max_length or min(_MAX_LENGTH, config.backbone.max_position_embeddings)
+        )
         scorer = cls(config, params, tokenizer, texts, max_question_length=max_question_length, dtype=dtype)
         scorer.source = str(path_or_name)
         return scorer

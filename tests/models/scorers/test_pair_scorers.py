@@ -114,6 +114,13 @@ def test_a_language_models_likelihood_equals_transformers(tied: bool, tmp_path: 
     assert bare_question(ours.tokenizer, [""], ours.question_length, ours.question_form).ids == [[]]
 
 
+def test_a_language_model_of_few_positions_reads_rows_as_long_as_they(tmp_path: Path) -> None:
+    folder = make_model("qwen3_lm", tmp_path)
+    assert load_scorer(folder).texts.frame.max_length == 128, "its positions, and not 512"
+    with pytest.raises(UserError, match="128 positions"):
+        load_scorer(folder, max_length=129)
+
+
 @pytest.mark.parametrize("cut", ["longest", "passage"])
 @pytest.mark.parametrize("order", ["question_first", "passage_first"])
 def test_rows_are_the_same_on_the_host_and_in_a_program(cut: str, order: str) -> None:
