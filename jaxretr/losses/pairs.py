@@ -100,7 +100,10 @@ def _ndcg_weights(scores: jax.Array, labels: jax.Array, counted: jax.Array) -> j
 
     order = jnp.argsort(-jnp.where(counted, scores, -jnp.inf), axis=1)
     ranks = 1 + jnp.argsort(order, axis=1)  # [B, K]
-    gains = jnp.where(counted, jnp.exp2(jnp.maximum(labels, 0.0)) - 1, 0.0)
+    # 2^y - 1 in units of the question's largest 2^y, which would overflow from a label of 128 on.
+    labels = jnp.where(counted, jnp.maximum(labels, 0.0), 0.0)
+    largest = labels.max(axis=1, keepdims=True)
+    gains = jnp.exp2(labels - largest) - jnp.exp2(-largest)
     ideal = -jnp.sort(-gains, axis=1) @ discount(1 + jnp.arange(scores.shape[1]))  # [B]
     gains = gains / jnp.maximum(ideal, 1e-10)[:, None]
     apart = jnp.maximum(jnp.abs(ranks[:, :, None] - ranks[:, None, :]), 1)  # A passage and itself are no pair.

@@ -237,6 +237,9 @@ def test_compare():
     assert (mirrored.wins, mirrored.losses) == (found.losses, found.wins)
     shuffled = dict(reversed(_values(better).items()))
     assert significance.compare(shuffled, _values(b), seed=1) == found
+    # Last bits that all go one way are no finding either.
+    equal = significance.compare(_values(np.full(20, 0.1 + 0.2)), _values(np.full(20, 0.3)))
+    assert (equal.ties, equal.p_value, equal.t_test_p_value, equal.low, equal.high) == (20, 1.0, 1.0, 0.0, 0.0)
 
 
 def test_compare_needs_the_same_questions():

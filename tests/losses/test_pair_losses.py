@@ -85,6 +85,17 @@ def test_lambda_by_hand() -> None:
     assert count == 1
 
 
+def test_lambda_takes_scores_of_bm25_as_labels() -> None:
+    """2^200 is more than float32 holds; beside such gains the 1 of 2^y - 1 is nothing, and only differences count."""
+    scores, present = jnp.asarray(drawn()[:1, :3]), np.ones((1, 3), bool)
+    labels = np.array([[30.0, 28.0, 29.0]], np.float32)
+    wanted, found = (
+        jax.value_and_grad(mean)(scores, present, each, "lambda") for each in (labels, labels + np.float32(170))
+    )
+    assert wanted[0] > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+
+
 @pytest.mark.parametrize("loss", ["ranknet", "margin_mse", "kl"])
 def test_what_the_teacher_did_not_score_counts_nowhere(loss: PairLoss) -> None:
     """As if it was not there, in the loss, its number and its gradient; a question with one score has no loss."""
