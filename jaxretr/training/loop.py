@@ -232,9 +232,15 @@ def train(
     path = as_path(workdir)
     with together(), open_folder(path) as folder:
         best, values = _train(config, folder, profile_steps, on_step or (lambda *_: None))
+    model = path / "model"
     if best is None:
-        return TrainResult(values, None, path / "model")
-    return TrainResult(best["figures"], best["step"], path / "model")
+        return TrainResult(values, None, model)
+    if not model.is_dir():
+        raise UserError(
+            f"{model}: is gone, and the run is finished: this was its best model, of step {best['step']}. Restore it, or "
+            "remove best.json and run again for the last step's"
+        )
+    return TrainResult(best["figures"], best["step"], model)
 
 
 def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:

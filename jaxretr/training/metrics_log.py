@@ -118,18 +118,18 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl, in order."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Return the lines of a run's metrics.jsonl, in order; a last one that a kill cut short is left out."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]]
 
 
 def _lines_before(path: Path, start: int) -> list[str]:
-    """Return the complete lines up to step `start`; a line that a kill cut short is not JSON and is dropped too."""
+    """Return the complete lines up to step `start`; what a kill or a damaged disk left of others is dropped too."""
     kept = []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else []:
         try:
             if json.loads(line)["step"] <= start and line.endswith("\n"):
                 kept.append(line)
-        except (json.JSONDecodeError, KeyError):
+        except (ValueError, KeyError, TypeError):
             continue
     return kept
 

@@ -439,3 +439,12 @@ def test_a_run_whose_stderr_cannot_be_written_goes_on(tmp_path: Path, monkeypatc
         monkeypatch.undo()
         full.buffer.raw.close()
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == [(1, 0.5)]
+
+
+def test_what_a_damaged_disk_left_of_metrics_is_dropped_on_resuming(tmp_path: Path) -> None:
+    whole = b'{"step": 1, "loss": 2.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b'\xff\xfe\n[1]\n"x"\n\0\0\n' + whole + b'{"step": 2, "lo')
+    with MetricsLog(tmp_path, start=2, total=4, writes=True):
+        assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"step": 2, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}], "a report of a killed run leaves the cut line out"

@@ -429,6 +429,13 @@ def test_train_leaves_a_run_and_a_second_call_says_that_it_is_done(trained: Path
     assert captured.out.splitlines()[-1] == f"model: {trained / 'run/model'}"
     assert (trained / "run/model/model.safetensors").read_bytes() == model
     assert (trained / "run/metrics.jsonl").read_text() == lines
+    # There is no model to print the place of.
+    (trained / "run/model").rename(trained / "taken")
+    try:
+        assert run("train", trained / "tiny_art.py", "--workdir", trained / "run") == 1
+    finally:
+        (trained / "taken").rename(trained / "run/model")
+    assert f"{trained / 'run/model'}: is gone" in capsys.readouterr().err
 
 
 def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path):
