@@ -325,6 +325,16 @@ def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:
         return np.fromiter(scores.values(), np.float32, len(scores))
 
 
+def checked_scores(scores: Mapping[str, float], question_id: str | None = None) -> NDArray[np.float32]:
+    """Return `single_precision`; UserError for a score that is not a number, which names the question."""
+    single = single_precision(scores)
+    if np.isnan(single).any():
+        of_question = "" if question_id is None else f" for question '{question_id}'"
+        passage_id = list(scores)[int(np.isnan(single).argmax())]
+        raise UserError(f"the score of passage '{passage_id}'{of_question} is not a number")
+    return single
+
+
 def ranked_ids(scores: Mapping[str, float], depth: int | None = None, question_id: str | None = None) -> list[str]:
     """Rank one question of a run as trec_eval does: by float32 score, equal ones by id (in byte order), both descending.
 
@@ -336,10 +346,6 @@ def ranked_ids(scores: Mapping[str, float], depth: int | None = None, question_i
     Raises:
       UserError: a score is not a number.
     """
-    single = single_precision(scores)
-    if np.isnan(single).any():
-        of_question = "" if question_id is None else f" for question '{question_id}'"
-        passage_id = list(scores)[int(np.isnan(single).argmax())]
-        raise UserError(f"the score of passage '{passage_id}'{of_question} is not a number")
+    single = checked_scores(scores, question_id)
     # Python orders strings by code point, which is the order of their UTF-8 bytes, and therefore that of C's strcmp.
     return [passage_id for _, passage_id in sorted(zip(single.tolist(), scores, strict=True), reverse=True)[:depth]]

@@ -129,7 +129,9 @@ class _Facts:
 
 
 def _facts_of(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Facts:
-    if wrong := next((id for id, grade in judged.items() if not isinstance(grade, Real)), None):
+    if wrong := next(
+        (id for id, each in judged.items() if not isinstance(each, Real) or not math.isfinite(each)), None
+    ):
         raise UserError(
             f"the grade of passage '{wrong}' for question '{question_id}' is not a number; give a whole one"
         )

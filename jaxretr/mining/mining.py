@@ -18,7 +18,7 @@ from jaxretr.data.made_of import write_record
 from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.run_reading import read_run
-from jaxretr.data.runs import to_json
+from jaxretr.data.runs import checked_scores, to_json
 from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.evaluate.answers import Match
@@ -367,7 +367,8 @@ def _rankings_of_run(
     warn_without_hits(name, found, [question.id for question in questions], "training questions")
     row_of_id = {id: row for row, id in enumerate(corpus.ids)}
     for question in questions:
-        for id in found.get(question.id, ()):
+        checked_scores(hits := found.get(question.id, {}), question.id)
+        for id in hits:
             if id not in row_of_id:
                 where = name if path is None else _line_of_hit(path, question.id, id)
                 raise UserError(f"{where}: passage '{id}' is not in the corpus; give the corpus that was searched")

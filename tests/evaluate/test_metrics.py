@@ -155,6 +155,9 @@ def test_bad_input_is_refused():
         evaluate({}, RUN, ["map"])
     with pytest.raises(UserError, match="passage 'b' for question 'q2' is not a number"):
         evaluate(QRELS, {"q2": {"a": 1.0, "b": float("nan")}}, ["map"])
+    for grade in (float("nan"), float("inf")):
+        with pytest.raises(UserError, match="grade of passage 'a' for question 'q2' is not a number"):
+            evaluate({"q2": {"a": grade}}, RUN, ["ndcg@10"])  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="sequence"):
         evaluate(QRELS, RUN, "map")
 

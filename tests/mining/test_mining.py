@@ -21,7 +21,7 @@ from jaxretr.evaluate.answers import has_answer
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.indexes.bm25.words import Bm25Settings, split_words
 from jaxretr.mining.negatives import Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training.runs.run_examples import read_run_examples
 
 DATA = Path(__file__).parents[1] / "data" / "wiki_qa"
@@ -344,6 +344,9 @@ def test_python_mines_what_the_command_mines(tmp_path: Path):
     run = {question.id: {"squad:0-1": 2.0, "squad:0-8": 1.0} for question in mined.questions}
     of_run = jaxretr.mine(DATA, corpus=DATA / "corpus.jsonl", run=run, ranks=(1, 1), answers=None)
     assert {of_run.corpus.ids[row] for row in of_run.negatives.values.tolist()} == {"squad:0-1"}
+    first = mined.questions[0].id
+    with pytest.raises(UserError, match=f"'squad:0-8' for question '{first}' is not a number"):  # It passes any margin.
+        jaxretr.mine(DATA, corpus=DATA, run={**run, first: {"squad:0-8": float("nan")}}, margin=1.0)
     hits = [Hits(id, [*found], np.array([*found.values()], np.float32)) for id, found in run.items()]
     for write in (write_jsonl, write_dpr_json):  # every format that is read as a run
         write(tmp_path / "run", mined.questions, of_run.corpus, hits)
