@@ -235,7 +235,7 @@ def train(
     model = path / "model"
     if best is None:
         return TrainResult(values, None, model)
-    if not model.is_dir():
+    if jax.process_index() == 0 and not model.is_dir():  # The process that writes it.
         raise UserError(
             f"{model}: is gone, and the run is finished: this was its best model, of step {best['step']}. Restore it, or "
             "remove best.json and run again for the last step's"
