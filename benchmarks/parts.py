@@ -9,7 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.corpus import Passage
+from jaxretr.data.questions import Question
 from jaxretr.data.readers import qrels_path, read_beir
+
+Qrels = Mapping[str, Mapping[str, int]]
+"""{question: {passage: grade}}."""
 
 
 def minilm() -> Path:
@@ -84,13 +89,8 @@ def divided(source: Path, out: Path, passages: int, sizes: Mapping[str, int], re
     parts: dict[str, list[str]] = {name: [] for name in (*sizes, rest)}
     for passage in order:
         parts[next((name for name, size in sizes.items() if len(parts[name]) < size), rest)] += groups[passage]
-    (out / "qrels").mkdir(parents=True, exist_ok=True)
-    for name, ids in parts.items():
-        write_qrels(out / f"qrels/{name}.tsv", {id: grades[id] for id in ids})
-    write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in questions))
-    found = (beir.corpus[beir.corpus.row(id)] for id in beir.corpus.ids if id in kept)
-    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in found))
-    return out
+    splits = {name: {id: grades[id] for id in ids} for name, ids in parts.items()}
+    return _written(out, splits, questions, (passage for passage in beir.corpus if passage.id in kept))
 
 
 def without_leaks(source: Path, out: Path, part: int, split: str = "test") -> Path:
@@ -111,23 +111,24 @@ def without_leaks(source: Path, out: Path, part: int, split: str = "test") -> Pa
     if (out / "corpus.jsonl").exists():
         return out
     beir = read_beir(source, split)
-    (out / "qrels").mkdir(parents=True, exist_ok=True)
     tested = {id for id in beir.corpus.ids if int(hashlib.md5(id.encode()).hexdigest(), 16) % part == 0}
-    sides = {
+    splits = {
         "test": {id: judged for id, judged in beir.qrels.items() if judged.keys() <= tested},
         "train": {id: judged for id, judged in beir.qrels.items() if not judged.keys() & tested},
     }
-    for name, qrels in sides.items():
-        write_qrels(out / f"qrels/{name}.tsv", qrels)
-    write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in beir.questions))
-    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in beir.corpus))
+    return _written(out, splits, beir.questions, beir.corpus)
+
+
+def _written(
+    out: Path, splits: Mapping[str, Qrels], questions: Iterable[Question], passages: Iterable[Passage]
+) -> Path:
+    (out / "qrels").mkdir(parents=True, exist_ok=True)
+    for name, qrels in splits.items():
+        rows = (f"{id}\t{passage}\t{grade}\n" for id, judged in qrels.items() for passage, grade in judged.items())
+        (out / f"qrels/{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    write_lines(out / "queries.jsonl", ({"_id": question.id, "text": question.text} for question in questions))
+    write_lines(out / "corpus.jsonl", ({"_id": p.id, "title": p.title, "text": p.text} for p in passages))
     return out
-
-
-def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    """Write judgements, a line each."""
-    rows = (f"{id}\t{passage}\t{grade}\n" for id, judged in qrels.items() for passage, grade in judged.items())
-    path.write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
