@@ -117,11 +117,13 @@ def test_parts_of_a_combined_model_are_a_bar_and_words(browser: Any) -> None:
     )  # of the longest, .8
     assert tab.locator(".parts").last.inner_text().split() == ["dense", "0.3000", "lexical", "-0.1000"]
     tab.locator("#weight").focus()
-    tab.keyboard.press("ArrowRight")
-    tab.wait_for_url(lambda url: "weight=0.75" in url)
+    with tab.expect_response("**/search"):  # The address changes before.
+        tab.keyboard.press("ArrowRight")
+    assert "weight=0.75" in tab.url
     assert routes.seen[-1][2]["lexical_weight"] == 0.75
-    tab.click("#weight-own")
-    tab.wait_for_url(lambda url: "weight" not in url)
+    with tab.expect_response("**/search"):
+        tab.click("#weight-own")
+    assert "weight" not in tab.url
     assert "lexical_weight" not in routes.seen[-1][2]
 
 
@@ -150,8 +152,9 @@ def test_controls_appear_where_the_service_has_what_they_need(browser: Any) -> N
     assert routes.seen[-1][2] == {
         "query": "x", "k": 25, "max_chars": 1500, "exact": True, "rerank": True, "where": {"year": ["2003", 2003]},
     }  # fmt: skip
-    tab.click("text=Remove")
-    tab.wait_for_url(lambda url: "where" not in url)
+    with tab.expect_response("**/search"):
+        tab.click("text=Remove")
+    assert "where" not in tab.url
     assert "where" not in routes.seen[-1][2]
 
 
