@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxretr.indexes.index import Document, Index, StorageFull
+from jaxretr.indexes.index import Document, Index
 from jaxretr.indexes.live import reindex
 from jaxretr.indexes.live.index import LiveIndex
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.serve.embedding import Embedding, Model
-from jaxretr.serve.problems import Conflict, DiskFull, Invalid
+from jaxretr.serve.problems import Conflict, Invalid
+from jaxretr.serve.threads import called
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +125,7 @@ class Moves:
             raise Conflict(f"the index {name!r} is being moved; wait until it is done")
         self._preparing.add(name)
         try:
-            return await asyncio.get_running_loop().run_in_executor(None, work)
-        except StorageFull as error:
-            raise DiskFull(str(error)) from None
-        except UserError as error:
-            raise Invalid(str(error), param) from None
+            return await called(None, work, param=param)
         finally:
             self._preparing.discard(name)
 

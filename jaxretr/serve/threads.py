@@ -43,8 +43,16 @@ class Threads:
             pool.shutdown(cancel_futures=True)
 
 
-async def called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread; an error about the request or an unreachable database becomes a `Problem`."""
+async def called(
+    pool: ThreadPoolExecutor | None, function: Callable[..., T], *arguments: Any, param: str | None = None
+) -> T:
+    """Call a function in a thread; an error about the request or an unreachable database becomes a `Problem`.
+
+    Args:
+      pool: the threads; None: the event loop's own.
+      function: what is called, with the arguments.
+      param: the field of the request that its errors are about.
+    """
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     except ModelChanged:
@@ -54,4 +62,4 @@ async def called(pool: ThreadPoolExecutor, function: Callable[..., T], *argument
     except UnavailableError as error:
         raise Unavailable(str(error)) from None
     except UserError as error:
-        raise Invalid(str(error)) from None
+        raise Invalid(str(error), param) from None
