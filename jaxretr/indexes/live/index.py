@@ -108,6 +108,7 @@ class LiveIndex:
         new = not folder.is_dir() or Database.is_missing(folder)
         if new and (model is None or model_fingerprint is None or dim is None):
             raise UserError(f"{folder}: holds no live index; give one, or the model for a new one")
+        folder = folder.absolute()  # The process may go to another folder.
         folder.mkdir(parents=True, exist_ok=True)
         known = (database.DATABASE, "live.lock", f"{database.DATABASE}-wal", f"{database.DATABASE}-shm")
         if new and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):

@@ -16,8 +16,10 @@ from jaxretr.indexes.live.writes import ModelChanged
 from jaxretr.runtime.errors import UserError
 
 
-def test_what_is_written_is_found_and_counted(tmp_path: Path) -> None:
-    index = open_live(tmp_path / "new" / "folder")
+def test_what_is_written_is_found_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    index = open_live(Path("new/folder"))
+    monkeypatch.chdir("/")
     assert isinstance(index, Writable)
     assert put(index, [document(f"d{n}") for n in range(5)]) == Written(1, added=5)
     assert put(index, [document("d1", 1), document("d9")]) == Written(2, added=1, replaced=1)
