@@ -326,6 +326,9 @@ def _train(
             lines = read_metrics(workdir) if start else []
             values = {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
             if new:
+                # An index that is still being encoded: nobody else is to wait for it, and have its time.
+                with interruption.ends_at_once(), clock.part("start"):
+                    jax.block_until_ready(state)
                 if what := run.evaluated():
                     log.info("evaluating before the first step: %s", what)
                 with interruption.ends_at_once(), clock.part("evaluation"):

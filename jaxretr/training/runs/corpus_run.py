@@ -1,6 +1,7 @@
 """The common part of the runs that search a corpus, ART's and the supervised one, as the training program calls it."""
 
 import itertools
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from jaxretr.training.runs.programs import put_batch
 from jaxretr.training.runs.suites import Suites
 from jaxretr.training.runs.whole_corpus import CorpusPart, DevSet, Judged, token_store, widths_of
 from jaxretr.training.steps.score_table import TableState
+
+log = logging.getLogger(__name__)
 
 
 class CorpusRun:
@@ -114,6 +117,7 @@ class CorpusRun:
         train = self.codes.first(self.programs.first_state(self.first_model().params), self.whole.passages)
         if not self.program.searches:
             return RunState(train, None)
+        log.info("encoding the index: %d passages", self.whole.store.num_rows)
         index = self.whole.encode(train)
         state = RunState(train, index, self.new_table())
         return state._replace(refresh_every=self.upkeep.counted(train, index, partial(self._trace, state)))
