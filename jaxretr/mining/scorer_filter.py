@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from jaxretr.data.pairs import Pair
+from jaxretr.data.question_identity import joined_by_text
 from jaxretr.data.questions import Question
 from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.embeddings.pair_scores import score_pairs
@@ -87,10 +88,18 @@ def judged_by_scorer(
       negatives: the most negatives of a question; the best ranked are taken.
       kept: the folder from which scores of an earlier call are read, and in which new ones are kept; None: no folder.
     """
+    # Of several questions with one text, a passage becomes a positive of all or of none: it is compared with all their
+    # positives, each question's own before the others.
+    of_text = positives
+    if rule.relabel is not None:
+        joined = joined_by_text([question.text for question in questions], positives)
+        of_text = [
+            [*own, *(row for row in rows if row not in own)] for own, rows in zip(positives, joined, strict=True)
+        ]
     rest = iter(mined)
     for start in range(0, len(questions), _QUESTIONS):
         block = dict(enumerate(islice(rest, _QUESTIONS), start))
-        rows = {number: [*positives[number], *of_one.rows.tolist()] for number, of_one in block.items()}
+        rows = {number: [*of_text[number], *of_one.rows.tolist()] for number, of_one in block.items()}
         found = _read(kept, start, rows)
         new = False
         while asked := {
@@ -106,8 +115,8 @@ def judged_by_scorer(
             scored = [row for number, count in zip(rows, counts, strict=True) for row in rows[number][:count]]
             kept.write(start, np.array(counts), np.array(scored), np.concatenate([*found.values()]))
         for number, of_one in block.items():
-            of_positives, of_candidates = np.split(found[number], [len(positives[number])])
-            yield _judged(of_one, of_candidates, of_positives, rule, negatives)
+            of_positives, of_candidates = np.split(found[number], [len(of_text[number])])
+            yield _judged(of_one, of_candidates, of_positives, len(positives[number]), rule, negatives)
 
 
 def _wanting(rule: ScorerFilter, found: np.ndarray, positives: int, rows: int, negatives: int) -> int:
@@ -151,10 +160,12 @@ def _scored(
     return dict(zip(rows, np.split(scores, ends[:-1]), strict=True))
 
 
-def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule: ScorerFilter, negatives: int) -> Mined:
-    better = np.zeros(len(scores), bool)
+def _judged(
+    mined: Mined, scores: np.ndarray, of_text: np.ndarray, own: int, rule: ScorerFilter, negatives: int
+) -> Mined:
+    better, positive_scores = np.zeros(len(scores), bool), of_text[:own]
     if rule.relabel is not None:
-        better = scores >= positive_scores.max() + np.float32(rule.relabel)
+        better = scores >= of_text.max() + np.float32(rule.relabel)
     passing = np.flatnonzero(rule.passes(scores, positive_scores) & ~better)
     kept = passing[:negatives]
     # As in `hard_negatives`, candidates behind the last one that is kept were not looked at.

@@ -105,6 +105,27 @@ def test_passages_that_the_scorer_prefers_to_the_positive_become_positives(score
     )
 
 
+def test_a_passage_becomes_a_positive_of_all_questions_with_a_text_or_of_none(scorer: CrossEncoder, tmp_path: Path):
+    question, ids = "what is a shark", read_corpus(DATA).ids[:6]
+    in_order = [ids[place] for place in np.argsort(raw(scorer, question, ids))]
+    worst, best = in_order[0], in_order[-2]
+    given = {"one": ("What is a  shark", worst), "other": (question, best)}
+    lines = [
+        {"query_id": id, "query_text": text, "positive_document_ids": [of_one], "negative_document_ids": []}
+        for id, (text, of_one) in given.items()
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = {id: {each: float(-place) for place, each in enumerate(ids)} for id in given}
+    mined = jaxretr.mine(
+        tmp_path / "train.jsonl", corpus=DATA / "corpus.jsonl", run=run, scorer=scorer, relabel_margin=0.0
+    )
+    for record in mined.records():
+        own = given[record["query_id"]][1]
+        assert record["positive_document_ids"] == [own, in_order[-1]]
+        assert sorted(record["negative_document_ids"]) == sorted(in_order[1:-2])
+        np.testing.assert_allclose(record["positive_scores"][0], raw(scorer, question, [own])[0], atol=ROUNDING)
+
+
 def test_an_interrupted_call_resumes_after_the_questions_it_has_scored(
     scorer: CrossEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.runs import questions_of, ranked_ids
@@ -96,7 +97,7 @@ def judge(
       dtype: precision of the models.
       batch_size: texts per batch; by default chosen for the device.
 
-    Questions for which one of them finds nothing are left out, with a warning that counts them.
+    Questions for which one of them finds nothing, and repeated ones, are left out, with a warning that counts them.
 
     Raises:
       UsageError: one system twice, numbers below 1, or a page that is no .html.
@@ -118,6 +119,11 @@ def judge(
             if lacks == len(questions):
                 raise UserError(f"{name}: has none of the questions; check that the ids agree")
             log.warning("%s: finds nothing for %d of %d questions; they are left out", name, lacks, len(questions))
+    # Two votes on one question are no two votes for the test.
+    firsts = first_with_text(question.text for question in asked).tolist()
+    if repeated := sum(first != place for place, first in enumerate(firsts)):
+        log.warning("%d questions repeat the text of an earlier one; they are left out", repeated)
+        asked = [question for place, question in enumerate(asked) if firsts[place] == place]
     found = {question.id: _firsts(on.corpus, question.id, runs, hits) for question in asked}
     differ = [question for question in asked if found[question.id][0] != found[question.id][1]]
     if not differ:

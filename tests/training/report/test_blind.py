@@ -71,6 +71,18 @@ def test_nothing_on_the_page_tells_which_is_which(tmp_path: Path, caplog: pytest
     assert found.asked == len(IDS) - 1 and f"finds nothing for 1 of {len(IDS)} questions" in caplog.text
 
 
+def test_a_repeated_question_is_judged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    docs, questions = list(BEIR.corpus.ids), list(BEIR.questions)
+    again = [dataclasses.replace(each, id=f"{each.id}-again", text=f" {each.text.upper()}") for each in questions]
+    runs = [
+        run_file(tmp_path / f"{start}.trec", {each.id: docs[start : start + 3] for each in [*questions, *again]})
+        for start in (0, 1)
+    ]
+    found = judge(*runs, corpus=BEIR.corpus, queries=[*questions, *again], out=tmp_path / "page.html")
+    assert sorted(found.shown) == sorted(IDS) and found.asked == len(IDS)
+    assert f"{len(IDS)} questions repeat" in caplog.text
+
+
 def test_votes_are_counted_tested_and_kept(page: BlindPage) -> None:
     with chromium() as browser:
         tab, errors = new_page(browser)
