@@ -55,6 +55,25 @@ def test_a_folder_of_texts_is_a_corpus(folder: Path) -> None:
     assert list(read_corpus(f"files:{folder / 'a.md'}")) == READ[:1]
 
 
+@pytest.mark.parametrize(
+    ("stated", "title"),
+    [
+        ("title: Rock 'n' \"roll\"", "Rock 'n' \"roll\""),
+        ("title:   C# and F # notes", "C# and F"),
+        ("title: 'It''s # 1'  # a comment", "It's # 1"),
+        (r'title: "Say \"hi\" \u00fc"', 'Say "hi" ü'),
+        ("title: >-\n  Folded\n  over lines", "Folded over lines"),
+        ("title: |\n  A block", "A block"),
+        ("title:\n  On the next line", "On the next line"),
+        ('title: "Quoted and\n  folded"', "Quoted and folded"),
+        ("subtitle: no", "heading"),
+    ],
+)
+def test_a_title_in_front_matter_is_read_as_yaml(stated: str, title: str, tmp_path: Path) -> None:
+    name = written(tmp_path, "t.md", f"---\ndate: 2020\n{stated}\ntags: [a]\n---\n# heading\nText.\n")
+    assert list(read_corpus(name)) == [Passage("t.md", title, "Text.")]
+
+
 def test_rules_of_a_markdown_file_are_no_front_matter(tmp_path: Path) -> None:
     name = written(tmp_path, "r.md", "---\n\nFirst.\n\n---\n\nSecond.\n")
     assert next(iter(read_corpus(name))).text == "---\n\nFirst.\n\n---\n\nSecond."

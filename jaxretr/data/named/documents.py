@@ -4,10 +4,12 @@ import codecs
 import contextlib
 import datetime
 import decimal
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ _COLUMNS = {
 _NUMBERS = ("words", "overlap")
 
 # A version that changes when the same files give other rows.
-_VERSION = 3
+_VERSION = 4
 
 # Elements that stand on lines of their own as well, besides those that inscriptis knows.
 _BLOCKS = "caption center dd details dialog dir dl dt fieldset form hr legend menu optgroup option section summary"
@@ -168,7 +170,7 @@ def _plain(file: Path) -> tuple[str, str]:
         rules = [number for number, line in enumerate(lines) if line.rstrip() == "---"]
         if len(rules) > 1 and not rules[0] and lines[1].strip():  # front matter; before a blank line, "---" is a rule
             end = rules[1]
-            title = next((line[6:].strip(" \"'") for line in lines[1:end] if line.startswith("title:")), "")
+            title = _stated_title(lines[1:end])
             lines = lines[end + 1 :]
         first = next((number for number, line in enumerate(lines) if line.strip()), None)
         if first is not None and lines[first].startswith("# "):
@@ -176,6 +178,20 @@ def _plain(file: Path) -> tuple[str, str]:
             lines = lines[first + 1 :]
         text = "\n".join(lines)
     return title, text.strip()
+
+
+def _stated_title(front_matter: Sequence[str]) -> str:
+    """The title in YAML: plain, quoted or folded, on one line or several."""
+    rest = dropwhile(lambda line: not line.startswith("title:"), front_matter)
+    first = next(rest, "")[len("title:") :]
+    more = takewhile(lambda line: line[:1] in ("", " ", "\t"), rest)
+    title = " ".join(" ".join([first, *more]).split())
+    if double := re.match(r'"(?:[^"\\]|\\.)*"', title):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(double[0])).strip()
+    if single := re.match(r"'((?:[^']|'')*)'", title):
+        return single[1].replace("''", "'").strip()
+    return re.sub(r"^[>|][-+\d]*(?=\s|$)|(?<!\S)#.*", "", title).strip()
 
 
 def _html(file: Path) -> tuple[str, str]:
