@@ -161,6 +161,19 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     index = LiveIndex.open(folder, background=False)
     assert index.documents(["a.txt#1"]) == [Document("a.txt#1", "a", "One.", {"document": "a.txt"})]
     index.close()
+    # Nor does one that is whole now leave its passages, or one that is cut now the whole.
+    (tmp_path / "notes/a.txt").write_text("One. Two. Three.")
+    for form, message in (
+        ("[words=1]", "2 added, 1 replaced, 0"),
+        ("", "1 added, 0 replaced, 3"),
+        ("[words=1]", "3 added, 0 replaced, 1"),
+    ):
+        assert run("update", folder, "--add", f"files:{tmp_path / 'notes'}{form}", "--compute", "float32") == 0
+        assert f"{message} deleted" in capsys.readouterr().out
+    for deleted, count in (("a.txt#1", 1), ("a.txt", 2)):  # also behind a passage that is not there
+        gone.write_text(f"{deleted}\n")
+        assert run("update", folder, "--delete", gone) == 0
+        assert f"{count} deleted" in capsys.readouterr().out
     # A table's own column of that name cuts nothing.
     table = tmp_path / "t.csv"
     for rows in ("b#1,b,x\nb#2,b,y\nc#1,,z\n", "b#1,b,z\n"):

@@ -1,14 +1,14 @@
 """Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
 
-from jaxretr.data.named.documents import is_cut
+from jaxretr.data.named.documents import PREFIX, is_cut
 from jaxretr.data.text_rows import find_input
 from jaxretr.indexes import passage_fields
 from jaxretr.indexes.certified.upkeep import Updated
@@ -103,9 +103,9 @@ def update(
 
     Args:
       folder: the live index's folder.
-      add: a corpus, whose passages are encoded; one whose id exists replaces the old one, and of a document that is cut into
-        passages (files:PATH[words=N]) older passages behind the last one are deleted. They are written in pieces: an
-        update that was interrupted can be repeated.
+      add: a corpus, whose passages are encoded; one whose id exists replaces the old one, and all else of the documents of
+        files:PATH is deleted: passages behind the last one, all if it is whole now, and the whole one if it is cut. They are
+        written in pieces: an update that was interrupted can be repeated.
       delete: ids of the passages to remove, or of documents that are cut, for all of their passages.
       rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
         it is due.
@@ -117,24 +117,21 @@ def update(
       UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
     """
     first: dict[str, str] = {}
-    counted, cut = is_cut(str(add)), dict[str, int]()  # the passages of each document, if they are cut
-    for where, id, found in () if add is None else _documents(add):  # Find every fault before anything is changed.
+    are_documents, are_cut = str(add).startswith(PREFIX), is_cut(str(add))
+    documents: dict[str, None] = {}
+    for where, id, _ in () if add is None else _documents(add):  # Find every fault before anything is changed.
         if first.setdefault(id, where) != where:
             raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
-        if counted:
-            document = str(found.metadata["document"])
-            cut[document] = cut.get(document, 0) + 1
+        if are_documents:
+            documents[id.rpartition("#")[0] if are_cut else id] = None
     with closing(LiveIndex.open(folder, name=Path(folder).name, background=False)) as index:
-        meant = [
-            list(_passages_from(index, id, 1)) if found is None else [id]
-            for id, found in zip(delete, index.documents(delete), strict=True)
-        ]
-        if [] in meant:
-            raise UserError(f"{delete[meant.index([])]!r} is not in the index; remove it from the ids to delete")
-        delete = list(chain.from_iterable(meant))
+        found = _passages_of(index, {*delete, *documents})
+        if missing := next((id for id in delete if not found[id]), None):
+            raise UserError(f"{missing!r} is not in the index; remove it from the ids to delete")
+        delete = list(chain.from_iterable(map(found.__getitem__, delete)))
         added = replaced = 0
         with ExitStack() as stack:
-            encoder, documents = None, iter(())
+            encoder, passages = None, iter(())
             if add is not None:
                 space = index.view.space
                 name = model or space.model
@@ -144,16 +141,15 @@ def update(
                         f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index, "
                         f"or move it to this one: jaxretr reindex {folder} --to {name}"
                     )
-                documents = (document for _, _, document in _documents(add))
+                passages = (passage for _, _, passage in _documents(add))
             progress = stack.enter_context(Progress(len(first), "passage", "added"))
-            while encoder is not None and (piece := list(islice(documents, _UPDATE_ROWS))):
+            while encoder is not None and (piece := list(islice(passages, _UPDATE_ROWS))):
                 written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
                 added, replaced = added + written.added, replaced + written.replaced
                 progress.advance(len(piece))
         # Delete last: an update that is interrupted and repeated would miss them. Ids that are added too exist again.
         again = len(first.keys() & set(delete))
-        left = {each for document, count in cut.items() for each in _passages_from(index, document, count + 1)}
-        left.difference_update(delete)
+        left = set(chain.from_iterable(map(found.__getitem__, documents))).difference(delete, first)
         index.delete([*(each for each in delete if each not in first), *sorted(left)])
         if rebalance:
             index.upkeep.compact()
@@ -161,13 +157,17 @@ def update(
         return Updated(Path(folder), added + again, replaced - again, len(set(delete) | left), len(index), None)
 
 
-def _passages_from(index: LiveIndex, document: str, number: int) -> Iterator[str]:
-    """The ids of the passages of a document that are in an index, from one number on."""
-    while (found := index.documents([f"{document}#{number}"])[0]) is not None:
-        if str(found.metadata.get("document")) != document:  # a table's own id
-            return
-        yield found.id
-        number += 1
+def _passages_of(index: LiveIndex, documents: Collection[str]) -> dict[str, list[str]]:
+    """The ids of the passages of documents that are in an index: a whole one's own, and those that it was cut into."""
+    known = "document" in index.facts()["fields"]
+    ids, fields = index.listing(["document"] if known else [])
+    found: dict[str, list[str]] = {document: [] for document in documents}
+    for id, of in zip(ids, fields["document"] if known else repeat(None), strict=False):
+        whole = id.rpartition("#")[0]
+        for document in (id, *([whole] if str(of) == whole else ())):  # A table may have ids with # of its own.
+            if document in found:
+                found[document].append(id)
+    return found
 
 
 def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
