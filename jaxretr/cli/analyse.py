@@ -75,7 +75,7 @@ def _overlap(args: argparse.Namespace) -> "RunOverlap":
     from jaxretr.runtime.storage.files import check_output
 
     if args.per_query is not None:
-        check_output(args.per_query)
+        check_output(args.per_query, args.reference, args.others)
     found = run_overlap(**given(args))
     if args.per_query is not None:
         found.write_per_query(args.per_query)

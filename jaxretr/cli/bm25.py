@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.runtime.storage.files import check_output
 
     check_documents(args)
-    check_output(args.out)
+    check_output(args.out, args.corpus, args.queries)
     questions = read_questions(args.queries, trec_ids=args.format == "trec")
     corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
     found = search_bm25(**given(args) | {"corpus": corpus, "queries": questions})

@@ -128,9 +128,19 @@ def run(args: argparse.Namespace) -> None:
         plots.check_ending(args.plot)
         if subject in (_RUN, _BEIR):
             plots.deepest_cuts(args.metrics or (measuring.OF_QRELS if args.answers is None else measuring.OF_ANSWERS))
+    read = (
+        args.run,
+        args.qrels,
+        args.answers,
+        args.corpus,
+        args.queries,
+        args.baseline,
+        args.misspellings,
+        args.typo_queries,
+    )
     for path in (args.per_query, args.plot):
         if path is not None:
-            check_output(path)
+            check_output(path, *read)
     report = {_RUN: _of_run, _BEIR: _of_model, _SUITE: _of_suite, _TYPOS: _of_typos}[subject](args)
     if args.per_query is not None:
         report.write_per_query(args.per_query)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.runtime.storage.files import check_output
 
     if args.out is not None:
-        check_output(args.out)
+        check_output(args.out, args.runs, args.tune, args.corpus, args.queries)
     if len(args.runs) > 1 and args.tune is None and args.out is None:
         raise UsageError("give --out FUSED, the run to write")
     fused = fuse(**given(args), trec_ids=args.out is not None)

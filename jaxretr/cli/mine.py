@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.runtime.storage.files import atomic_write, check_output
 
     if args.report is not None:
-        check_output(args.report)
+        check_output(args.report, args.corpus, args.train, args.run)
         if os.path.realpath(args.report) == os.path.realpath(args.out):
             raise UsageError(f"--report {args.report} is --out as well; give the report a file of its own")
     own_precision = () if args.model else ("compute",)

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
             raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
         if lacking:
             raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
-        check_output(args.out)
+        check_output(args.out, args.corpus, args.queries, args.allow, args.deny)
         # Find every error of the input before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
         corpus = None if args.corpus is None or (trec and rerank is None) else read_corpus(args.corpus)

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     if args.curve is not None:
         if Path(args.curve).suffix.lower() != ".png":
             raise UsageError(f"--curve {args.curve}: the picture is a PNG; give a name that ends in .png")
-        check_output(args.curve)
+        for path in (args.curve, str(Path(args.curve).with_suffix(".json"))):
+            check_output(path, args.corpus, args.queries, args.qrels)
     curve = tune(**given(args)).curve
     print(curve.as_json() if args.json else curve.as_table())
     if args.curve is not None:

@@ -11,7 +11,7 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.source import source_of
 from jaxretr.runtime.errors import UserError, at_least
 from jaxretr.runtime.progress import counted
-from jaxretr.runtime.storage.files import check_output
+from jaxretr.runtime.storage.files import check_output, refuse_input
 
 Path_ = str | Path
 
@@ -67,10 +67,13 @@ def convert_data(
     place, target = source_of(path), Path(out).expanduser()
     source = training_format(place, format)
     split = named_split(split, source.name, to)
+    inputs = (str(place), corpus, queries)
     if to != "beir":
-        check_output(target)
+        check_output(target, *inputs)
     elif target.is_file():
         raise UserError(f"{target}: is a file, but a BEIR folder is to be written; name a folder")
+    else:
+        refuse_input(target, *inputs)
     passages = place if corpus is None and source.name == "beir" else corpus
     content = None if passages is None else read_corpus(passages, skip_bad=skip_bad)
     examples = read_examples(place, format=source.name, skip_bad=skip_bad, corpus=content, queries=queries, split=split)

@@ -106,7 +106,7 @@ def merge(
     if beir is None and idle:
         raise UsageError(f"{idle}=: is of dev questions; give beir= as well, or leave it out")
     if out is not None:
-        check_new_model(out)
+        check_new_model(out, *models)
     data = None
     if beir is not None:
         data = read_beir(beir, split)

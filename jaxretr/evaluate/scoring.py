@@ -138,7 +138,7 @@ def score(
             f"{out}: scores are kept next to the output until it is complete; give a local path, and copy it"
         )
     target = Path(out).expanduser()
-    check_output(out)
+    check_output(out, pairs, queries, corpus)
 
     def load() -> Scorer:
         if isinstance(scorer, str | Path):

@@ -157,7 +157,7 @@ def generate(
         )
     sampling = Sampling(temperature, top_k, top_p, max_new_tokens)
     target = Path(out).expanduser()
-    check_output(out)
+    check_output(out, corpus)
     passages = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     generator = loaded_generator(generator, template, max_length, dtype)
     rows = np.arange(len(passages))

@@ -226,7 +226,7 @@ def mine(
         raise UsageError(f"{name}= is for the scores of a scorer: give scorer= as well, or leave it out")
 
     if out is not None:
-        check_output(out)
+        check_output(out, corpus, train, run)
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)

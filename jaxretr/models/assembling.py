@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxretr.config import Pooling
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hub.dual_encoder_folder import check_finished
+from jaxretr.models.hub.dual_encoder_folder import check_finished, check_new_model
 from jaxretr.runtime.errors import UsageError
 
 
@@ -34,6 +34,8 @@ def assemble(
     """
     for part in (rem, dam):
         check_finished(part)
+    if out is not None:
+        check_new_model(out, rem, dam)
     domain = DualEncoder.bare(dam)
     adapter = Adapter.from_pretrained(rem, backbone=domain.config.backbone)
     if adapter.encoder is None:

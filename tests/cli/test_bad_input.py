@@ -448,3 +448,45 @@ def test_what_a_damaged_disk_left_of_metrics_is_dropped_on_resuming(tmp_path: Pa
         assert (tmp_path / "metrics.jsonl").read_bytes() == whole
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}], "a report of a killed run leaves the cut line out"
+
+
+# ---- an output that is an input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bm25 --corpus corpus.jsonl --queries q.jsonl --out q.jsonl",
+        "bm25 --corpus corpus.jsonl --queries q.jsonl --out link/corpus.jsonl",
+        "fuse a.trec b.trec --method rrf --out b.trec",
+        "fuse a.trec b.trec --tune qrels.tsv --out qrels.tsv",
+        "analyse overlap a.trec b.trec --per-query a.trec",
+        "evaluate --run a.trec --qrels qrels.tsv --per-query qrels.tsv",
+        "evaluate --run a.trec --qrels qrels.tsv --baseline b.trec --per-query ./b.trec",
+        "mine --corpus corpus.jsonl --train train.jsonl --out corpus.jsonl",
+        "mine --corpus corpus.jsonl --train train.jsonl --out mined.jsonl --report train.jsonl",
+        "data convert train.jsonl train.jsonl --to tevatron",
+        "data convert train.jsonl corpus.jsonl --to tevatron --corpus corpus.jsonl",
+        "score reranker --pairs train.jsonl --out train.jsonl",
+        "generate model --corpus corpus.jsonl --out corpus.jsonl",
+    ],
+)
+def test_no_command_writes_over_its_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"query": "capital", "positive_passages": [{"docid": "p1", "title": "Rome", "text": "x"}], "query_id": "q1"}
+    contents = {
+        "corpus.jsonl": GOOD,
+        "q.jsonl": QUESTION,
+        "a.trec": "q1 Q0 p1 1 3 t\n",
+        "b.trec": "q1 Q0 p1 1 2 t\n",
+        "qrels.tsv": "query-id\tcorpus-id\tscore\nq1\tp1\t1\n",
+        "train.jsonl": json.dumps({**row, "negative_passages": []}) + "\n",
+    }
+    for name, content in contents.items():
+        write(tmp_path / name, content)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert run(*words.split()) == 2
+    assert "is read as well, and would be replaced; write to another place" in the_error(capsys)
+    assert {name: (tmp_path / name).read_text() for name in contents} == contents

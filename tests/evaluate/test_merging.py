@@ -159,3 +159,13 @@ def test_wrong_calls_are_refused(count: int, settings: dict[str, Any], message: 
         merge(models[:count], **settings)
     with pytest.raises(UsageError, match="is a single one; give a list"):
         merge(str(models[0]))
+
+
+def test_a_model_is_not_written_over_those_that_it_is_made_of(models: list[Path]) -> None:
+    before = leaves(models[1])
+    with pytest.raises(UsageError, match=r"1: is read as well, and would be replaced"):
+        merge(models[:2], out=models[1])
+    with pytest.raises(UsageError, match=r"0: is read as well, and would be replaced"):
+        jaxretr.assemble(models[1], models[0], out=models[0])
+    for name, value in leaves(models[1]).items():
+        np.testing.assert_array_equal(value, before[name])

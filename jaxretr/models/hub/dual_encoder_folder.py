@@ -29,7 +29,7 @@ from jaxretr.models.hub.tensor_files import TensorFiles, has_weights, write_safe
 from jaxretr.runtime.errors import UserError, path_text
 from jaxretr.runtime.notes import note
 from jaxretr.runtime.parallel.mesh import to_host
-from jaxretr.runtime.storage.files import atomic_folder, check_place, restore, write_json
+from jaxretr.runtime.storage.files import atomic_folder, check_place, refuse_input, restore, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 
 _WEIGHTS = "model.safetensors"
@@ -282,8 +282,9 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
             )
 
 
-def check_new_model(folder: str | Path) -> None:
-    """Raise UserError unless a model may be written there: to a new or empty folder, or over an older model."""
+def check_new_model(folder: str | Path, *inputs: str | Path) -> None:
+    """Raise UserError unless a model may be written there: to a new or empty folder, or over an older model, no input."""
+    refuse_input(folder, *inputs, [Path(path_text(each)) / "model" for each in inputs])
     folder = Path(folder).expanduser()
     check_replaceable(folder, "a model of jaxretr", lambda names: NOTE in names, _OURS)
     check_place(folder)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar, cast
 
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.storage import copies
 from jaxretr.runtime.storage.paths import is_remote
 from jaxretr.runtime.storage.retries import is_transient, retried
@@ -370,8 +370,22 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def check_output(path: str | Path) -> None:
-    """Raise UserError for a file that cannot be written, before the work of an hour is lost to it."""
+def refuse_input(path: str | Path, *inputs: object) -> None:
+    """Raise UsageError for a file or folder to write that is one of the inputs; of these, lists count by what they hold."""
+    place = path if is_remote(path) else Path(path).expanduser()
+    for each in inputs:
+        if isinstance(each, list | tuple):
+            refuse_input(path, *each)
+        elif isinstance(each, str | Path):
+            other = Path(each).expanduser()
+            local = isinstance(place, Path) and (other.is_file() or other.is_dir()) and place.exists()
+            if place.samefile(other) if local else str(place) == str(each) and is_remote(path):
+                raise UsageError(f"{path}: is read as well, and would be replaced; write to another place")
+
+
+def check_output(path: str | Path, *inputs: object) -> None:
+    """Raise UserError for a file that cannot be written, or is one of the inputs, before the work of an hour is lost to it."""
+    refuse_input(path, *inputs)
     _check_compression(path)
     place = Path(path).expanduser()
     if place.is_dir():
