@@ -49,7 +49,8 @@ from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
-from jaxretr.training.loop import read_best, train
+from jaxretr.training.loop import train
+from jaxretr.training.metrics_log import read_best
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from jaxretr.models.hub.export_note import LIBRARIES, ExportNote
 from jaxretr.models.hub.hf_files import name_and_revision
 from jaxretr.models.hub.poolings import POOLINGS
 from jaxretr.models.pair_scorer import CrossEncoder
-from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.files import atomic_write
-from jaxretr.training.metrics_log import read_metrics
+from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.training.metrics_log import read_best, read_metrics
 from jaxretr.version import __version__
 
 CARD = "README.md"
@@ -190,29 +190,11 @@ def read_run(model: str | Path) -> RunRecord | None:
     folder = Path(model).expanduser().absolute()
     if folder.name == "model" and not (folder / "model").is_dir():
         folder = folder.parent
-    config = _json(folder / "config.json") if (folder / "model").is_dir() else None
-    if config is None or config.get("kind") not in KINDS:
+    is_run = (folder / "model").is_dir() and (folder / "config.json").exists()
+    config = read_object(folder / "config.json", "restore the file, or export the run's model/") if is_run else {}
+    if config.get("kind") not in KINDS:
         return None
-    best = _json(folder / "best.json") or {}
-    lines = _metrics(folder)
+    best = read_best(folder) or {}
+    lines = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
     last = next((line for line in reversed(lines) if "loss" in line and "examples_per_s" in line), {})
     return RunRecord(config, best.get("step"), best.get("figures", {}), best.get("note", ""), last)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); restore the file, or export the run's model/") from error
-    return content if isinstance(content, dict) else None
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    if not (folder / "metrics.jsonl").exists():
-        return []
-    try:
-        return read_metrics(folder)
-    except ValueError as error:
-        raise UserError(f"{folder / 'metrics.jsonl'}: not valid JSON lines ({error}); restore or remove it") from error

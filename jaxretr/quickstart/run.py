@@ -35,8 +35,8 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart.configs import config, lexical_config
 from jaxretr.runtime.errors import at_least
 from jaxretr.runtime.storage.files import atomic_write
-from jaxretr.training.loop import read_best, train
-from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.loop import train
+from jaxretr.training.metrics_log import read_best, read_metrics
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.training.report.run_report import write_page
 from jaxretr.training.runs.encoder_start import load_encoder

@@ -48,7 +48,7 @@ from jaxretr.runtime.storage.sealed_folder import read_object
 from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.interruption import Interruption
 from jaxretr.training.loss_watch import LossWatch, stop
-from jaxretr.training.metrics_log import MetricsLog, read_metrics
+from jaxretr.training.metrics_log import MetricsLog, read_best, read_metrics, read_starts
 from jaxretr.training.optim import with_averages
 from jaxretr.training.profiling import StepTrace, Stopwatch
 from jaxretr.training.runs.corpus_sizes import CorpusSize
@@ -312,7 +312,7 @@ def _train(
             notes.say()
             if start:
                 log.info("resuming from step %d", start)
-        best = read_best(workdir)
+        best = read_best(workdir, config.train.best_metric)
 
         # ---- steps -----------------------------------------------------------------------------------------------
         watch = LossWatch(config.train.stop_factor)
@@ -458,19 +458,13 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
         write_json(workdir / "best.json", {"step": best["step"], "figures": best["figures"], "note": note})
 
 
-def read_best(workdir: Path) -> dict[str, Any] | None:
-    """The best evaluation of an earlier part of the run."""
-    path = workdir / "best.json"
-    return read_object(path, "restore the file or use another workdir=") if path.exists() else None
-
-
 def claim(workdir: Path, config: Config, writes: bool) -> None:
     """Create the run's folder; refuse one that another config was begun in."""
     path = workdir / "config.json"
     try:
         if path.exists():
             # No part of what a run computes: where the arrays lie, and who is told of it.
-            begun = from_json(json.loads(path.read_text()), str(path))
+            begun = from_json(read_object(path, "restore the file or use another workdir="), str(path))
             begun = dataclasses.replace(begun, mesh=config.mesh, tracking=config.tracking)
             begun = at_new_paths(begun, config, workdir)
             if begun != config:
@@ -481,8 +475,6 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
                 )
         elif writes:
             workdir.mkdir(parents=True, exist_ok=True)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another workdir=") from error
     except OSError as error:
         raise UserError(f"{workdir}: {error.strerror}; pass another workdir=") from error
 
@@ -504,8 +496,6 @@ def write_config(workdir: Path, config: Config) -> None:
 
 def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
     """Add to environment.json on what the run goes on from a step: devices, machine, versions."""
-    path = workdir / "environment.json"
-    starts = json.loads(path.read_text()) if path.exists() else []
     device = mesh.devices.flat[0]
     facts = {
         "from_step": step,
@@ -515,4 +505,4 @@ def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
         "processor": f"{cpu_name()}, {cpu_threads()} threads",
         **{name.removeprefix("version of "): value for name, value in program_facts().items()},
     }
-    write_json(path, [*starts, facts], indent=1)
+    write_json(workdir / "environment.json", [*read_starts(workdir), facts], indent=1)

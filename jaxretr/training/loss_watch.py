@@ -52,7 +52,8 @@ class LossWatch:
         steps, self._new = [step for step, _ in self._new], []
         for step, loss in zip(steps, losses, strict=True):
             usual = statistics.median(self._seen) if self._seen else None
-            jumped = self._factor is not None and usual is not None and len(self._seen) >= _LEAST
+            # A median of 0 or less, as a margin loss has, is no scale.
+            jumped = self._factor is not None and usual is not None and usual > 0 and len(self._seen) >= _LEAST
             if not math.isfinite(loss) or (jumped and loss > self._factor * usual):  # pyright: ignore
                 return BadLoss(step, loss, usual)
             self._seen.append(loss)

@@ -9,10 +9,14 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, reason
 from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.runtime.storage.sealed_folder import read_object
 from jaxretr.training.trackers.tensorboard import TensorBoard
 from jaxretr.training.trackers.tracker import Outcome, Tracker
+
+_RESTORE = "restore the file, or begin the run again in another folder"
+_REMOVE = "restore or remove the file, which is a record alone"
 
 
 class MetricsLog:
@@ -117,9 +121,60 @@ class MetricsLog:
                     tracker.close(_outcome(error))
 
 
+# ---- what a run's folder says of it ------------------------------------------------------------------------------------
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl, in order; a last one that a kill cut short is left out."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]]
+    """Return the lines of a run's metrics.jsonl, in order; a last one that a kill cut short is left out.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({reason(error)}); {_RESTORE}") from error
+    if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+        raise UserError(f"{path}: is damaged (a line without a step); {_RESTORE}")
+    return lines
+
+
+def read_best(folder: Path, metric: str | None = None) -> dict[str, Any] | None:
+    """Return {"step", "figures"} of a run's best evaluation, as best.json has it; None if there was none.
+
+    Args:
+      folder: the run's folder.
+      metric: one that the evaluation must have.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = folder / "best.json"
+    if not path.exists():
+        return None
+    best = read_object(path, _RESTORE)
+    figures = best.get("figures")
+    are_numbers = isinstance(figures, dict) and all(isinstance(value, int | float) for value in figures.values())
+    if not isinstance(best.get("step"), int) or not are_numbers or metric not in (None, *figures):
+        raise UserError(f"{path}: is damaged (no step with figures, {metric or 'numbers'} among them); {_RESTORE}")
+    return best
+
+
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """Return the machines and versions on which a run was started and resumed, as environment.json has them.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = folder / "environment.json"
+    try:
+        starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({reason(error)}); {_REMOVE}") from error
+    if not isinstance(starts, list) or not all(isinstance(start, dict) and "from_step" in start for start in starts):
+        raise UserError(f"{path}: is damaged (no list of starts); {_REMOVE}")
+    return starts
 
 
 def _lines_before(path: Path, start: int) -> list[str]:

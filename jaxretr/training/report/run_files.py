@@ -1,6 +1,5 @@
 """The files that a training run left in its folder, as a report reads them."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from jaxretr.config import Config, from_json
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.storage.paths import as_path
-from jaxretr.training.metrics_log import read_metrics
+from jaxretr.runtime.storage.sealed_folder import read_object
+from jaxretr.training.metrics_log import read_best, read_metrics, read_starts
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,10 @@ class RunFiles:
         path = as_path(folder)
         if not (path / "config.json").exists() or not (path / "metrics.jsonl").exists():
             raise UserError(f"{folder}: no config.json and metrics.jsonl there; give the folder of a training run")
-        try:
-            config = from_json(json.loads((path / "config.json").read_text()), str(path / "config.json"))
-            lines = read_metrics(path)
-            best, starts = (_json(path / name) for name in ("best.json", "environment.json"))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{folder}: a file of it is damaged ({error}); restore it") from error
-        return cls(path.name, path, config, lines, best, starts or [])
+        content = read_object(path / "config.json", "restore it")
+        config = from_json(content, str(path / "config.json"))
+        best = read_best(path, config.train.best_metric)
+        return cls(path.name, path, config, read_metrics(path), best, read_starts(path))
 
     @property
     def model(self) -> Path | None:
@@ -71,7 +68,3 @@ class RunFiles:
                     part = name.removeprefix("seconds/").replace("_", " ")
                     total[part] = total.get(part, 0.0) + value
         return total
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None

@@ -42,6 +42,15 @@ def test_a_jump_is_judged_by_the_median_and_only_if_asked() -> None:
     assert early.check() is None, "ten losses do not say what is usual"
 
 
+@pytest.mark.parametrize("usual", [0.0, -5.0])
+def test_no_loss_is_a_jump_from_a_median_without_size(usual: float) -> None:
+    """A margin loss is 0 in most batches, and a loss of one's own may be negative."""
+    watch = LossWatch(3.0)
+    for step, loss in enumerate([usual] * 30 + [0.01, usual / 2], start=1):
+        watch.note(step, jnp.float32(loss))
+    assert watch.check() is None
+
+
 def test_a_run_stops_keeps_the_batch_and_is_replayed(
     tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

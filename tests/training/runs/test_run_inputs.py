@@ -21,6 +21,7 @@ from jaxretr.models.hub.hf_folder import write_folder
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.training import loop as program
 from jaxretr.training.loop import build
+from jaxretr.training.metrics_log import read_best, read_metrics, read_starts
 from jaxretr.training.runs.run_inputs import INPUTS, Inputs, check_inputs, read_inputs, write_inputs
 
 TEXT: dict[str, Any] = {"vocab_size": 400, "vocabulary_every": 1, "max_length": 24, "held_out": 8}
@@ -145,10 +146,38 @@ def test_a_run_resumes_with_its_own_data_and_not_with_others(tmp_path: Path, mon
         program.train(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
-@pytest.mark.parametrize("name, read", [(INPUTS, read_inputs), ("best.json", program.read_best)])
+@pytest.mark.parametrize("content", ["{", "[3]", "\xff", "7", '{"step": 1}', '{"step": 1, "figures": {"mrr": "0.5"}}'])
+@pytest.mark.parametrize(
+    "name, read",
+    [
+        (INPUTS, read_inputs),
+        ("best.json", read_best),
+        ("environment.json", read_starts),
+        ("metrics.jsonl", read_metrics),
+    ],
+)
 def test_a_damaged_record_is_one_line(tmp_path: Path, name: str, read: Callable[[Path], Any], content: str) -> None:
-    assert not read(tmp_path)
-    (tmp_path / name).write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match=rf"{name}: [^\n]*; restore the file or use another workdir=$"):
+    if name != "metrics.jsonl":
+        assert not read(tmp_path)
+    (tmp_path / name).write_text(content + "\n", encoding="latin-1")
+    if (name, content[:7]) in ((INPUTS, '{"step"'), ("metrics.jsonl", '{"step"')):
         read(tmp_path)
+        return
+    with pytest.raises(UserError, match=rf"{name}: [^\n]*; restore [^\n]*$"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, content", [("best.json", '{"step": 0, "figures": {"ndcg@10": 0.5}}'), ("environment.json", "{}")]
+)
+def test_a_damaged_record_stops_a_run_that_resumes(tiny_models: Path, tmp_path: Path, name: str, content: str) -> None:
+    def interrupting(step: int, metrics: dict[str, Any]) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+    config = tiny.contrastive_config(tiny_models, train={"steps": 4})
+    with pytest.raises(KeyboardInterrupt):
+        program.train(config, tmp_path, on_step=interrupting)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name}: is damaged .*; restore"):
+        program.train(config, tmp_path)
