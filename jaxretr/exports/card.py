@@ -142,6 +142,8 @@ def _render(
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    # What Python and YAML read as this text, whatever is in it.
+    environment.filters["literal"] = lambda text: json.dumps(text, ensure_ascii=False)
     name, revision = (address, None) if repository is None else name_and_revision(repository)
     shared: dict[str, Any] = {
         "name": name,

@@ -52,7 +52,7 @@ def test_a_published_model_is_read_by_name_and_by_revision(
     files = hub.files(name, "main")
     assert files is not None and {"modules.json", "README.md", "golden.npy"} <= files.keys()
     card = files["README.md"].decode()
-    assert "license: apache-2.0" in card and f"# {name}" in card and f'SentenceTransformer("{name}")' in card
+    assert 'license: "apache-2.0"' in card and f"# {name}" in card and f'SentenceTransformer("{name}")' in card
     assert "On the dev set, at step" in card and '"learning_rate"' in card
     assert not [path for path, data in files.items() if str(tmp_path.parent).encode() in data], "paths of this machine"
 
@@ -89,7 +89,7 @@ def test_a_published_cross_encoder_is_read_by_name(
     files = hub.files(name, "v1")
     assert files is not None and {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= files.keys()
     card = files["README.md"].decode()
-    assert "license: mit\n" in card and f'CrossEncoder("{name}", revision="v1")' in card and "| 48 tokens |" in card
+    assert 'license: "mit"\n' in card and f'CrossEncoder("{name}", revision="v1")' in card and "| 48 tokens |" in card
     assert "Objective: a cross-encoder's loss `listwise`." in card and '"positive_weight"' in card
     assert f'load_scorer("{name}@v1")' in card and str(tmp_path.parent) not in card
     read = jaxretr.load_scorer(f"{name}@v1")

@@ -146,6 +146,26 @@ def test_the_cards_code_gives_our_vectors(
         assert verify("tiny-export", "transformers").readers == ("jaxretr", "transformers")
 
 
+@pytest.mark.parametrize("to", ["huggingface", "jaxretr"])
+def test_a_card_takes_any_text(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any) -> None:
+    """Prompts have several lines, as Qwen3-Embedding's; a license may be no name of the hub."""
+    pytest.importorskip("transformers", reason="the code of some cards")
+    from huggingface_hub import ModelCard
+
+    prompts = {"query_prompt": 'Instruct: a "web" \\question\nQuery: ', "passage_prompt": "`text`: "}
+    encoder = make(tokenizer, shared=True, pooling="mean", **prompts)
+    export(encoder, tmp_path / 'of "mine"', to, license='mine: #1, "all" rights\nreserved')
+    monkeypatch.chdir(tmp_path)
+    card = (tmp_path / 'of "mine"/README.md').read_text()
+    assert ModelCard(card).data.to_dict()["license"] == 'mine: #1, "all" rights\nreserved'
+    passage = {"title": "The Magic Flute", "text": "An opera by Wolfgang Amadeus Mozart."}
+    for block in re.findall(r"```python\n(.*?)\n```", card, re.DOTALL):
+        names: dict[str, Any] = {}
+        exec(block, names)
+        assert_close(names["questions"], encoder.encode_queries(["who wrote The Magic Flute?"]))
+        assert_close(names["passages"], encoder.encode_passages([passage]))
+
+
 def test_the_schema_is_the_one_that_other_servers_read(tokenizer: Any, tmp_path: Path) -> None:
     """text-embeddings-inference stops at a missing pooling_mode_* or max_seq_length; vLLM loads every .safetensors."""
     export(make(tokenizer, projection_size=12, normalise=True), tmp_path / "out", "sentence-transformers")
@@ -225,9 +245,9 @@ def test_prompts_are_kept(tokenizer: Any, tmp_path: Path) -> None:
         source = tmp_path / str(number)
     content = json.loads((source / "config_sentence_transformers.json").read_text())
     assert content["prompts"] == {"query": "query: ", "document": "", "topic": "topic: "}
-    assert "further prompts (topic: `topic: `)" in (source / "README.md").read_text()
+    assert 'further prompts (topic: `"topic: "`)' in (source / "README.md").read_text()
     assert content["default_prompt_name"] is None
-    assert "**Every question begins with `query: `**" in (source / "README.md").read_text()
+    assert '**Every question begins with `"query: "`**' in (source / "README.md").read_text()
     assert DualEncoder.from_pretrained(source).config.query_prompt == "query: "
 
 
@@ -312,7 +332,7 @@ def test_the_card_tells_of_the_run(
         assert "16 dimensions, questions of 16 and passages of 48 tokens; 10 golden vectors" in capsys.readouterr().out
         card = (tmp_path / f"out{number}/README.md").read_text()
         assert card.startswith("---\nlibrary_name: transformers\n")
-        assert "\nlicense: apache-2.0\n" in card
+        assert '\nlicense: "apache-2.0"\n' in card
         assert f"- corpus: `{DATA}`" in card
         assert "On the dev set, at step 4 of 6, the best one:" in card
         assert "| acc@5 | 0.4375 |\n| mrr@10 | 0.2500 |" in card
@@ -321,7 +341,7 @@ def test_the_card_tells_of_the_run(
         assert "**Passages are written as `title [SEP] text`**" in card
     export(make(tokenizer), tmp_path / "plain", "jaxretr")
     card = (tmp_path / "plain/README.md").read_text()
-    assert "\nlicense: unknown\n" in card and "## Training" not in card
+    assert '\nlicense: "unknown"\n' in card and "## Training" not in card
 
 
 @pytest.mark.parametrize(

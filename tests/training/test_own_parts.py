@@ -248,6 +248,16 @@ def test_functions_are_looked_for_without_running_a_script_again(tmp_path: Path)
         train(contrastive_config(tmp_path), tmp_path / "run", loss=3)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_function_beside_one_that_the_config_names_is_refused(config: Any, losses: Path, tmp_path: Path) -> None:
+    settings = config(
+        contrastive={"loss": f"{losses}:softmax"}, optimizer={"name": "lion", "schedule": f"{losses}:constant"}
+    )
+    for given in ({"loss": squared}, {"optimizer": signs}, {"schedule": lambda step, steps: 1.0}):
+        with pytest.raises(UsageError, match=rf"{next(iter(given))}.*: the config says so.*leave one of them out"):
+            train(settings, tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 
