@@ -66,6 +66,8 @@ def test_a_folder_of_texts_is_a_corpus(folder: Path) -> None:
         ("title: |\n  A block", "A block"),
         ("title:\n  On the next line", "On the next line"),
         ('title: "Quoted and\n  folded"', "Quoted and folded"),
+        ("title: Sharks: a guide", "Sharks: a guide"),
+        ("title: yes", "yes"),
         ("subtitle: no", "heading"),
     ],
 )
