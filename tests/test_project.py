@@ -110,7 +110,13 @@ def imported(folder: Path) -> dict[str, str]:
 
 
 def test_requirements_are_what_the_package_imports() -> None:
-    module_of = {"orbax-checkpoint": "orbax", "PyStemmer": "Stemmer", "Jinja2": "jinja2", "MarkupSafe": "markupsafe"}
+    module_of = {
+        "orbax-checkpoint": "orbax",
+        "PyStemmer": "Stemmer",
+        "Jinja2": "jinja2",
+        "MarkupSafe": "markupsafe",
+        "PyYAML": "yaml",
+    }
     installed = {module_of.get(requirement.name, requirement.name) for requirement in requirements("requirements.txt")}
     found = imported(ROOT / "jaxretr")
     # `jaxretr serve` looks for its extra before it imports the service.
