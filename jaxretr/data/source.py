@@ -262,7 +262,11 @@ class NamedSource:
         return self.is_dir()
 
     def absolute(self) -> "NamedSource":
-        return self
+        """Return the source that does not depend on the working directory."""
+        if self.scheme != "files":
+            return self
+        begin, end = self._match().span("body")
+        return NamedSource(f"{self.text[:begin]}{Path(self.body).expanduser().absolute()}{self.text[end:]}")
 
     def file(self, stem: str = "") -> "NamedSource":
         """Return the name of the table that stands for a file of a BEIR folder.

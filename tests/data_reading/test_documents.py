@@ -90,6 +90,15 @@ def test_a_folder_whose_name_contains_a_number_sign(tmp_path: Path) -> None:
     assert [passage.id for passage in read_corpus(f"{name}[words=1]#corpus")] == ["a#b.txt#1", "a#b.txt#2"]
 
 
+def test_an_absolute_name_is_read_from_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    found = [source_of(name).absolute() for name in ("files:texts", "files:texts/a.md[words=5]#corpus")]
+    monkeypatch.chdir("/")
+    assert list(read_corpus(found[0])) == READ
+    assert [passage.id for passage in read_corpus(found[1])] == ["a.md#1", "a.md#2"]
+    assert found[1].absolute() == found[1]
+
+
 def test_a_name_that_no_id_can_be(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("x")
     with pytest.raises(UserError, match="its name is not UTF-8"):
