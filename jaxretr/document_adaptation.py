@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxretr.config import (
     AutoDtype,
     Contrastive,
@@ -22,6 +24,7 @@ from jaxretr.config import (
 )
 from jaxretr.config.kinds import check_limits
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.formats.examples import Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
@@ -60,6 +63,7 @@ METRICS = ("ndcg@10", "mrr@10", "recall@20")
 
 _COMMAND, _QUESTIONS, _HELD_OUT, _FIRST = "command.json", "generated.jsonl", "held_out", "embeddings_before"
 _TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl"
+_QUERIES, _QRELS = "queries.jsonl", "qrels.jsonl"
 _SECONDS = "seconds.json"
 
 # Passages whose questions choose the checkpoint, and are compared on where the user has none: at most a tenth.
@@ -241,7 +245,7 @@ def adapt_to_documents(
     )
     generator = name  # Its weights are not needed any longer.
     examples = list(read_examples(out / _QUESTIONS, format="tevatron2"))
-    learnt, held_out = _divided(examples, out / _QUESTIONS)
+    learnt, held_out = _divided(examples, corpus, out / _QUESTIONS)
 
     # ---- negatives ---------------------------------------------------------------------------------------------------
     before = DualEncoder.from_pretrained(model, dtype=dtype)
@@ -283,7 +287,7 @@ def adapt_to_documents(
     store = timed("encoding", lambda: encode(after, corpus=corpus, out=out / "embeddings", model=str(out / "model")))
 
     # ---- before and after --------------------------------------------------------------------------------------------
-    test = own or _judged(held_out, corpus)
+    test = own or held_out
     on = f"{len(test.questions)} questions with judgements"
     if own is None:
         easy = f", and BM25 finds each of these passages among the first {round_trip}" if round_trip else ""
@@ -317,16 +321,22 @@ def adapt_to_documents(
 # ---- questions and negatives -----------------------------------------------------------------------------------------
 
 
-def _divided(examples: Sequence[Example], where: Path) -> tuple[list[Example], list[Example]]:
-    """Divide questions by their passages: those to train with, and those to choose the checkpoint by."""
-    ids = set(map(_passage, examples))
-    chosen = with_lowest_hashes(ids, _MOST_HELD_OUT)
+def _divided(examples: Sequence[Example], corpus: Corpus, where: Path) -> tuple[list[Example], TestSet]:
+    """Divide questions by their passages, copies of one being one: those to train with, and those to choose by."""
+    groups = duplicate_groups(corpus)
+    of_examples = [int(groups[corpus.row(_passage(each))]) for each in examples]
+    names = [corpus.ids[group] for group in of_examples]
+    chosen = with_lowest_hashes(names, _MOST_HELD_OUT)
     if not chosen:
         raise UserError(
-            f"{where}: questions about {len(ids)} passages are too few to train with; ask about more passages"
+            f"{where}: questions about {len(set(names))} passages are too few to train with; ask about more passages"
         )
-    learnt = [each for each in examples if _passage(each) not in chosen]
-    return learnt, [each for each in examples if _passage(each) in chosen]
+    learnt = [each for each, name in zip(examples, names, strict=True) if name not in chosen]
+    held_out = [(each, group) for each, group, name in zip(examples, of_examples, names, strict=True) if name in chosen]
+    qrels = {
+        each.id: {corpus.ids[row]: 1 for row in np.flatnonzero(groups == group).tolist()} for each, group in held_out
+    }
+    return learnt, TestSet(_questions([each for each, _ in held_out]), corpus, qrels)
 
 
 def _passage(example: Example) -> str:
@@ -337,17 +347,16 @@ def _questions(examples: Sequence[Example]) -> list[Question]:
     return [Question(each.id, each.question) for each in examples]
 
 
-def _judged(examples: Sequence[Example], corpus: Corpus) -> TestSet:
-    return TestSet(_questions(examples), corpus, {each.id: {_passage(each): 1} for each in examples})
-
-
-def _write_judged(folder: Path, examples: Sequence[Example]) -> None:
-    """Write queries.jsonl and qrels.tsv of the held-out questions."""
-    with atomic_write(folder / "queries.jsonl") as file:
-        file.writelines(json.dumps({"_id": each.id, "text": each.question}) + "\n" for each in examples)
-    with atomic_write(folder / "qrels.tsv") as file:
-        file.write("query-id\tcorpus-id\tscore\n")
-        file.writelines(f"{each.id}\t{_passage(each)}\t1\n" for each in examples)
+def _write_judged(folder: Path, test: TestSet) -> None:
+    """Write questions and judgements, as JSON lines, which take any id."""
+    with atomic_write(folder / _QUERIES) as file:
+        file.writelines(json.dumps({"_id": each.id, "text": each.text}) + "\n" for each in test.questions)
+    with atomic_write(folder / _QRELS) as file:
+        file.writelines(
+            json.dumps({"query-id": id, "corpus-id": passage, "score": grade}) + "\n"
+            for id, judged in (test.qrels or {}).items()
+            for passage, grade in judged.items()
+        )
 
 
 def _mine(
@@ -410,8 +419,8 @@ def _config(
             train=str((out / _MINED).absolute()),
             mined=str(mined.absolute()) if negatives.mined else None,
             corpus=corpus,
-            dev_questions=str((out / _HELD_OUT / "queries.jsonl").absolute()),
-            dev_qrels=str((out / _HELD_OUT / "qrels.tsv").absolute()),
+            dev_questions=str((out / _HELD_OUT / _QUERIES).absolute()),
+            dev_qrels=str((out / _HELD_OUT / _QRELS).absolute()),
         ),
         encoder=Encoder(
             path=str(resolve(encoder.source or "").absolute()),

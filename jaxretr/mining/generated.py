@@ -1,7 +1,6 @@
 """`jaxretr.generate`: questions about passages by a language model, filtered, as training data (InPars, GPL)."""
 
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import regex
 
 from jaxretr.config import AutoDtype
 from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import SCORED_FORMATS
 from jaxretr.data.formats.writing import write_examples
@@ -336,9 +337,12 @@ def _finds(
     """Whether each question finds its passage among the first `depth`, bool [n]."""
     search = bm25_search(corpus) if retriever == "bm25" else encoder_search(load_encoder(str(retriever)), corpus, None)
     _, found = search(questions, min(depth, len(corpus)))
-    return np.array([id in set(of_one) for id, of_one in zip(ids, found, strict=True)])
+    # A copy of the passage is as good.
+    groups, row = duplicate_groups(corpus), corpus.row
+    return np.array([groups[row(id)] in groups[[*map(row, of_one)]] for id, of_one in zip(ids, found, strict=True)])
 
 
 def _plain(text: str) -> str:
     """Return the words of a text, without regard to case and punctuation."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    # With their marks, which are the vowels of Hindi and others.
+    return " ".join(regex.findall(r"[\w\p{M}]+", text.casefold()))

@@ -13,7 +13,7 @@ from pair_models import Quoting, make_model
 import jaxretr
 from jaxretr import document_adaptation
 from jaxretr.cli import main
-from jaxretr.data.readers import read_beir, read_corpus
+from jaxretr.data.readers import read_beir, read_corpus, read_qrels
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UserError
 
@@ -27,13 +27,13 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> QuestionGenerator:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty passages of the quickstart's, as a file."""
+    """Forty passages of the quickstart's and a copy of each, as a file."""
     path = tmp_path_factory.mktemp("documents") / "corpus.jsonl"
     corpus = read_corpus(tiny.QUICKSTART)
     with open(path, "w") as file:
-        for row in range(40):
-            passage = corpus[row]
-            file.write(json.dumps({"_id": passage.id, "title": passage.title, "text": passage.text}) + "\n")
+        for row in range(80):
+            passage, copy = corpus[row % 40], " copy\t" if row >= 40 else ""
+            file.write(json.dumps({"_id": copy + passage.id, "title": passage.title, "text": passage.text}) + "\n")
     return path
 
 
@@ -63,14 +63,24 @@ def test_a_model_is_trained_on_generated_questions_and_compared(
     assert {row["query_id"] for row in learnt}.isdisjoint(held_out)
     assert len(learnt) + len(held_out) == adapted.report["questions"]
     assert len(held_out) >= 2
+    contents, judged = (
+        {passage.id: passage.text for passage in read_corpus(documents)},
+        read_qrels(out / "held_out/qrels.jsonl"),
+    )
     for row in learnt:
         assert row["query_id"].startswith(row["positive_document_ids"][0])
-        assert not set(row["positive_document_ids"]) & set(row["negative_document_ids"])
+        positive, *others = map(contents.get, row["positive_document_ids"] + row["negative_document_ids"])
+        assert others and positive not in others
+        assert positive not in {contents[id] for of_one in judged.values() for id in of_one}, "a copy is not trained on"
+    assert judged.keys() == set(held_out)
+    for id, of_one in judged.items():
+        asked = contents[id.removesuffix("-q0")]
+        assert {*of_one} == {each for each, text in contents.items() if text == asked} and len(of_one) == 2
 
     assert adapted.report["steps"] == 3
     assert "They flatter" in adapted.table()
     assert [system.path for system in adapted.comparison.systems][-1] == "BM25"
-    assert adapted.store.meta.rows == 40
+    assert adapted.store.meta.rows == 80
     loaded = jaxretr.load_encoder(out / "model")
     before = jaxretr.load_encoder(tiny_models / "encoder")
     assert loaded.config.max_passage_length == before.config.max_passage_length > SETTINGS["max_length"]

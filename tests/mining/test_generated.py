@@ -150,6 +150,23 @@ def test_each_filter_drops_what_it_names(caplog: pytest.LogCaptureFixture):
         filtered(min_words=9)
 
 
+def test_words_have_their_marks(monkeypatch: pytest.MonkeyPatch):
+    """Of what and why in Hindi the consonants are the same; a name of one word has three runs of them."""
+    texts = ["राम क्या खाता है", "राम क्यों खाता है", "हिंदुस्तान", "राम क्या, खाता है"]
+    monkeypatch.setitem(globals(), "DRAWS", [[Draw(text, -0.5, True) for text in texts], [], [], []])
+    kept, dropped = filtered()
+    assert [question for _, question in kept] == texts[:2]
+    assert (dropped["short"], dropped["duplicate"]) == (1, 1)
+
+
+def test_a_copy_of_the_passage_is_found_as_well(monkeypatch: pytest.MonkeyPatch):
+    copies = Corpus.from_passages([*PASSAGES, Passage("e", PASSAGES.titles[1], PASSAGES.texts[1])])
+    monkeypatch.setitem(globals(), "PASSAGES", copies)
+    monkeypatch.setitem(globals(), "DRAWS", [[], [], [], [], [Draw("why do copper roofs turn green", -0.7, True)]])
+    found = generated._filtered(Path("out"), DRAWS, np.arange(5), copies, 3, 1.0, 1, "bm25")
+    assert [example.positives[0].id for example in found.examples] == ["e"]
+
+
 def test_a_model_finds_the_passages_of_the_round_trip(folder: Path, tiny_models: Path, tmp_path: Path):
     out = tmp_path / "out.jsonl"
     settings = SETTINGS | {"round_trip": 10, "retriever": tiny_models / "encoder"}
