@@ -188,14 +188,14 @@ def adapt_to_documents(
     dtype = chosen_dtype(dtype)
     out, name = Path(out).expanduser(), str(generator)
     corpus, own = read_own_test(documents, queries, qrels, split)
+    if scorer is not None:
+        scorer_kind(scorer)
     if not (out / _QUESTIONS).is_file():  # What cannot be loaded is found before a setting is noted.
         try:
             generator = loaded_generator(generator, template, prompt_length, dtype)
         except UsageError as error:  # `max_length` is another setting here.
             raise UsageError(str(error).replace("max_length=", "prompt_length=")) from None
         DualEncoder.from_pretrained(model, max_passage_length=max_length, dtype=dtype)
-    if scorer is not None:
-        scorer_kind(scorer)
     check_replaceable(out, "a model adapted to documents", lambda names: _COMMAND in names)
     note_settings(
         out / _COMMAND,
@@ -323,6 +323,8 @@ def adapt_to_documents(
 
 def _divided(examples: Sequence[Example], corpus: Corpus, where: Path) -> tuple[list[Example], TestSet]:
     """Divide questions by their passages, copies of one being one: those to train with, and those to choose by."""
+    if unknown := next((id for id in map(_passage, examples) if id not in corpus), None):
+        raise UserError(f"{where}: passage '{unknown}' is not one of the documents; remove its questions")
     groups = duplicate_groups(corpus)
     of_examples = [int(groups[corpus.row(_passage(each))]) for each in examples]
     names = [corpus.ids[group] for group in of_examples]

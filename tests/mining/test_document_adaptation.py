@@ -13,6 +13,7 @@ from pair_models import Quoting, make_model
 import jaxretr
 from jaxretr import document_adaptation
 from jaxretr.cli import main
+from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UserError
@@ -91,6 +92,12 @@ def test_a_model_is_trained_on_generated_questions_and_compared(
 
     with pytest.raises(UserError, match="was begun with another per_passage="):
         jaxretr.adapt_to_documents(documents, **{**arguments, "per_passage": 3})
+
+
+def test_questions_that_were_edited_are_about_the_documents(documents: Path):
+    example = Example("q", "what is it", (), (Candidate("nowhere", "", None, -1.0),), ())
+    with pytest.raises(UserError, match=r"generated.jsonl: passage 'nowhere' is not one of the documents"):
+        document_adaptation._divided([example], read_corpus(documents), Path("generated.jsonl"))
 
 
 def test_a_scorers_scores_are_distilled_and_own_questions_compared_on(
