@@ -126,7 +126,7 @@ class Distillation:
 
     def check(self) -> None:
         """Raise UsageError for settings that leave no loss, or that the loss does not have."""
-        if self.loss == "none" and self.contrastive_weight == 0:
+        if self.contrastive_weight == 0 and (self.loss == "none" or self.weight == 0):
             raise UsageError(
                 "distillation.contrastive_weight=0 leaves no loss; set distillation.loss, or another weight"
             )

@@ -155,6 +155,7 @@ def test_the_teachers_scores_follow_the_drawn_passages(caplog: pytest.LogCapture
         ({"contrastive": {"chunk": 0}}, "contrastive.chunk"),
         ({"contrastive": {"temperature": 0.0}}, "must be above 0"),
         ({"distillation": {"contrastive_weight": 0.0}}, "leaves no loss"),
+        ({"distillation": {"loss": "kl", "weight": 0.0, "contrastive_weight": 0.0}}, "leaves no loss"),
         ({"distillation": {"weight": 2.0}}, "distillation.weight=2.0: is of distillation.loss"),
         ({"distillation": {"loss": "margin_mse", "teacher_temperature": 2.0}}, "is of distillation.loss=kl"),
         ({"negatives": {"margin": 0.1, "mined": 1}, "data": {"mined": "m.jsonl"}}, "margin is of retrieved negatives"),
