@@ -372,14 +372,14 @@ def _sync_folder(folder: Path) -> None:
 
 def refuse_input(path: str | Path, *inputs: object) -> None:
     """Raise UsageError for a file or folder to write that is one of the inputs; of these, lists count by what they hold."""
-    place = path if is_remote(path) else Path(path).expanduser()
+    place, remote = Path(path).expanduser(), is_remote(path)
     for each in inputs:
         if isinstance(each, list | tuple):
             refuse_input(path, *each)
         elif isinstance(each, str | Path):
             other = Path(each).expanduser()
-            local = isinstance(place, Path) and (other.is_file() or other.is_dir()) and place.exists()
-            if place.samefile(other) if local else str(place) == str(each) and is_remote(path):
+            local = not remote and (other.is_file() or other.is_dir()) and place.exists()
+            if place.samefile(other) if local else remote and str(path) == str(each):
                 raise UsageError(f"{path}: is read as well, and would be replaced; write to another place")
 
 
