@@ -155,8 +155,12 @@ def read_best(folder: Path, metric: str | None = None) -> dict[str, Any] | None:
         return None
     best = read_object(path, _RESTORE)
     figures = best.get("figures")
-    are_numbers = isinstance(figures, dict) and all(isinstance(value, int | float) for value in figures.values())
-    if not isinstance(best.get("step"), int) or not are_numbers or metric not in (None, *figures):
+    if (
+        not isinstance(best.get("step"), int)
+        or not isinstance(figures, dict)
+        or not all(isinstance(value, int | float) for value in figures.values())
+        or metric not in (None, *figures)
+    ):
         raise UserError(f"{path}: is damaged (no step with figures, {metric or 'numbers'} among them); {_RESTORE}")
     return best
 

@@ -72,7 +72,9 @@ def test_the_metrics_say_what_took_how_long(
     whole = time.monotonic() - began
     lines = [line for line in read_metrics(tmp_path / "run") if "loss" in line]
     parts = {name for line in lines for name in line if name.startswith("seconds/")}
-    assert parts == {f"seconds/{name}" for name in ("start", "input", "first_step", "steps", "evaluation", "checkpoints")}
+    assert parts == {
+        f"seconds/{name}" for name in ("start", "input", "first_step", "steps", "evaluation", "checkpoints")
+    }
     told = sum(line.get(name, 0) for line in lines for name in parts)
     assert 0.3 * whole < told < whole, "compiling and reading the data come on top"
     # The first step compiles; its time is not that of the steps behind it.
