@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import regex
 import sentencex
 
 # A multi-byte space after an initial ("A.<no-break space>B.") makes sentencex 1.0.32 panic, and it rejects half a
@@ -43,8 +44,10 @@ def _pieces(text: str) -> list[str]:
     return sentencex.segment("en", text)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# A character of Chinese or Japanese is a word here: their texts have no spaces.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+# Texts without spaces: a character of Chinese or Japanese is a word here, and four, with their marks, of Thai, Lao, Burmese
+# or Khmer.
+_EAST, _SOUTH_EAST = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff", r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_WORD = regex.compile(rf"[^\s{_EAST}{_SOUTH_EAST}]+|[{_EAST}]|(?:(?=[{_SOUTH_EAST}])\X){{1,4}}")
 
 
 class _Unit(NamedTuple):
@@ -61,7 +64,7 @@ def cut(text: str, words: int, overlap: int = 0) -> list[str]:
     Args:
       text: any text.
       words: most words of a part, at least 1. A sentence with more is cut between words. Words are separated by white
-        space; a character of Chinese or Japanese is one.
+        space; a character of Chinese or Japanese is one, as are four of Thai, Lao, Burmese or Khmer.
       overlap: sentences at the end of a part that the next one repeats, as far as it has room for others.
 
     Returns:

@@ -223,6 +223,9 @@ def test_a_folder_without_texts_and_one_that_is_given_as_it_is(tmp_path: Path, f
         read_corpus(f"files:{tmp_path}/empty")
     with pytest.raises(UserError, match="is a folder of texts, which have no columns"):
         read_corpus(f"files:{folder}[text=body]")
+    (folder / "t.csv").write_text("id,document,text\na,b,One two.\n")
+    with pytest.raises(UserError, match="has a column 'document', which cut passages name theirs in; rename it"):
+        read_corpus(f"files:{folder / 't.csv'}[words=5]")
     with pytest.raises(UserError, match=f"or files:{folder} for a folder of texts"):
         read_corpus(folder)
 
@@ -251,6 +254,8 @@ def test_parts_are_whole_sentences_with_an_overlap() -> None:
     assert cut(text, 5, 1)[:2] == ["One two. Three four five.", "Three four five.\n\nSix."]
     assert cut(text, 100) == [text] and cut("", 5) == [""]
     assert cut("今日は。明日は雨。", 4) == ["今日は。", "明日は雨", "。"]
+    thai = cut("ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอน two words", 3)
+    assert thai == ["ภาษาไทยเป็นภา", "ษาที่มีระดับเสียง", "ของคำแน่นอน", "two words"]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 3))

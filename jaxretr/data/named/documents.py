@@ -113,7 +113,7 @@ def open_collection(body: str, brackets: str | None) -> Collection:
             documents = partial(_of_table, name, place, suffix, form.columns)
     else:
         raise UserError(f"{name}: no such file or folder; check the path")
-    table = Table(partial(_passages, documents, form), partial(_facts, files))
+    table = Table(partial(_passages, name, documents, form), partial(_facts, files))
     return Collection(name, {CORPUS: table}, CORPUS)
 
 
@@ -122,7 +122,7 @@ def _facts(files: Sequence[Path]) -> list[Any]:
     return [_VERSION, *([str(file.absolute()), status.st_size, status.st_mtime_ns] for file, status in facts)]
 
 
-def _passages(documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Row]:
+def _passages(name: str, documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Row]:
     """Yield the documents, or the passages that they are cut into, which name their document."""
     from jaxretr.data.sentences import cut  # It imports sentencex, which whole documents do without.
 
@@ -131,6 +131,8 @@ def _passages(documents: Callable[[], Iterator[Row]], form: Form) -> Iterator[Ro
         if not form.words or not isinstance(row["text"], str) or not isinstance(row["_id"], str | int):
             yield row
             continue
+        if "document" in row:
+            raise UserError(f"{name}: has a column 'document', which cut passages name theirs in; rename it")
         for number, part in enumerate(cut(row["text"], form.words, form.overlap), start=1):
             yield {**row, "_id": f"{row['_id']}#{number}", "text": part, "document": row["_id"]}
 
