@@ -4,6 +4,7 @@
     python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py medquad-teacher --data DATA --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py medquad-weight --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
@@ -11,16 +12,18 @@
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher:
 SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
 runs lie in scores/, so that a step asks it for few. whole-teacher: the same from all of SciFact's 5,183 passages, read to 256
-tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. embedded-teacher: the same teacher for
-the small encoder that ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve:
-that encoder on the embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but
-the long one reads a judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is
-chosen on wiki_qa's dev questions. What is finished is not repeated. Prints the test questions' metrics, mean and
-standard deviation over the seeds, and paired tests against the encoder as it was.
+tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. medquad-weight: nothing is trained, but 300
+judged training questions say how far to follow it. embedded-teacher: the same teacher for the small encoder that ships with
+the package, on the embedded data, in 64 steps of 16 questions. ablations and curve: that encoder on the embedded data and on
+the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a
+judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev
+questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds,
+and paired tests against the encoder as it was.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import statistics
@@ -37,9 +40,12 @@ from tables import cell, difference, markdown
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import ArtConfig, load
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.readers import read_corpus
-from jaxretr.evaluate.measuring import Search
-from jaxretr.evaluate.searches import bm25_search
+from jaxretr.data.readers import read_beir, read_corpus
+from jaxretr.data.runs import write_trec
+from jaxretr.evaluate.measuring import Search, run_of
+from jaxretr.evaluate.run_fusion import fuse
+from jaxretr.evaluate.scoring import score
+from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.training.metrics_log import read_metrics
 from jaxretr.training.runs.encoder_start import load_encoder
@@ -51,6 +57,7 @@ METRICS = ("recall@5", "recall@20", "mrr@10", "ndcg@10")
 BLIND = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
 PASSAGES = 2500  # of each domain
 SIZES = {"test": 1000}  # of MedQuAD's questions
+ASKED = 300  # training questions that choose a weight
 HELD_OUT = 5  # one of so many passages is asked for in the test of the whole of it
 BM25, START = "BM25", "the encoder as it comes"
 
@@ -201,6 +208,26 @@ def medquad_teacher(args: argparse.Namespace) -> None:
     )
 
 
+def medquad_weight(args: argparse.Namespace) -> None:
+    """How far MiniLM is to follow a teacher on all of MedQuAD: judged training questions choose the weight of its scores."""
+    settings = (*MINILM, "--encoder.path", str(args.model or minilm()), *args.settings)
+    config = load(CONFIG, last_of(settings))
+    assert isinstance(config, ArtConfig)
+    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
+    beir = read_beir(folder, "train")
+    asked = sorted(beir.questions, key=lambda each: hashlib.md5(f"x{each.id}".encode()).hexdigest())[:ASKED]
+    first, scored = (args.runs / f"medquad_weight_{name}.trec" for name in ("first", "scored"))
+    if not first.exists():
+        search = encoder_search(load_encoder(config.encoder), beir.corpus, None)
+        write_trec(first, run_of(search, asked, config.art.top_k))
+    lengths = {"max_length": config.scorer.max_length, "dtype": config.scorer.dtype}
+    score(args.scorer, first, scored, queries=folder, corpus=folder, **lengths)
+    judged = {question.id: beir.qrels[question.id] for question in asked}
+    curve = fuse([first, scored], tune=judged, metric="mrr@10").curve
+    assert curve is not None
+    print(curve.as_table())
+
+
 def embedded_teacher(args: argparse.Namespace) -> None:
     bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), TWICE_AS_LONG)
     arms = (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED)
@@ -251,6 +278,7 @@ PARTS = {
     "teacher": teacher,
     "whole-teacher": whole_teacher,
     "medquad-teacher": medquad_teacher,
+    "medquad-weight": medquad_weight,
     "embedded-teacher": embedded_teacher,
     "ablations": ablations,
     "curve": curve,
