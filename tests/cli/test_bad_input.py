@@ -152,7 +152,7 @@ def test_an_unknown_setting(trained: Path, tmp_path: Path, capsys: pytest.Captur
     [
         ({"trian": {}}, 2, r"config\.json: unknown key 'trian'; did you mean 'train'\?"),
         ({"train": {"stps": 1}}, 2, r"config\.json\.train: unknown key 'stps'; did you mean 'steps'\?"),
-        ('{"kind": "art",\n "name": }', 1, r"config\.json:2: .*; restore the file or use another --workdir"),
+        ('{"kind": "art",\n "name": }', 1, r"config\.json: .* line 2 .*; restore the file or use another --workdir"),
     ],
 )
 def test_an_unknown_key_in_a_runs_config(

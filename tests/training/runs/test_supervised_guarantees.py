@@ -248,7 +248,9 @@ def test_the_best_model_is_kept_and_its_figures_are_those_of_its_vectors(whole: 
 
 def test_the_metrics_say_what_took_how_long(whole: Whole) -> None:
     parts = {name for line in read_metrics(whole.folder) for name in line if name.startswith("seconds/")}
-    assert parts == {f"seconds/{name}" for name in ("input", "first_step", "steps", "evaluation", "checkpoints")}
+    assert parts == {
+        f"seconds/{name}" for name in ("start", "input", "first_step", "steps", "evaluation", "checkpoints")
+    }
 
 
 def test_a_run_in_a_bucket_is_that_of_a_folder_and_goes_on_after_a_kill(
