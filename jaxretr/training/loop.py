@@ -23,11 +23,9 @@ from jaxretr.config import (
     LOWER_IS_BETTER,
     ArtConfig,
     Config,
-    Contrastive,
     ContrastiveConfig,
     EmbeddingDistillationConfig,
     MlmConfig,
-    Optimizer,
     PassageLmConfig,
     RerankerConfig,
     check_numbers,
@@ -248,18 +246,13 @@ def train(
 def _with_own_parts(config: Config, parts: Mapping[str, Callable[..., Any] | None]) -> Config:
     """Return the config with the names of functions that were given in Python, by setting."""
     given = {setting: name_of(part, setting) for setting, part in parts.items() if part is not None}
-    defaults = {
-        "contrastive.loss": Contrastive.loss,
-        "optimizer.name": Optimizer.name,
-        "optimizer.schedule": Optimizer.schedule,
-    }
     for setting, name in given.items():
         section, _, key = setting.partition(".")
-        stated = getattr(getattr(config, section, None), key, name)
-        if stated not in (name, defaults[setting]):
+        stated = getattr(config, section, None)
+        if stated is not None and getattr(stated, key) not in (name, getattr(type(stated), key)):
             raise UsageError(
-                f"{setting}={stated}: the config says so, and a function was given to jaxretr.train as well; leave one of "
-                "them out"
+                f"{setting}={getattr(stated, key)}: the config says so, and a function was given to jaxretr.train as well; "
+                "leave one of them out"
             )
     if "contrastive.loss" in given:
         if not isinstance(config, ContrastiveConfig):
