@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from jaxretr.data.collection import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
 from jaxretr.data.csv_tables import csv_rows, tsv_rows
 from jaxretr.data.named import hub
@@ -184,6 +182,8 @@ def _plain(file: Path) -> tuple[str, str]:
 
 def _stated_title(front_matter: Sequence[str]) -> str:
     """The title in front matter; that of a line which is no YAML, such as `title: Sharks: a guide`, as it stands there."""
+    import yaml  # Most corpora have no front matter.
+
     try:
         stated = yaml.load("\n".join(front_matter), yaml.BaseLoader)  # Of texts alone: 2020 and yes are titles as well.
         title = stated.get("title") if isinstance(stated, dict) else None
