@@ -88,8 +88,8 @@ def judged_by_scorer(
       negatives: the most negatives of a question; the best ranked are taken.
       kept: the folder from which scores of an earlier call are read, and in which new ones are kept; None: no folder.
     """
-    # Of several questions with one text, a passage becomes a positive of all or of none: it is compared with all their
-    # positives, each question's own before the others.
+    # A passage becomes a positive of all questions with one text or of none, so it is compared with the positives of them
+    # all, each question's own before the others.
     of_text = positives
     if rule.relabel is not None:
         joined = joined_by_text([question.text for question in questions], positives)

@@ -159,6 +159,8 @@ def update(
 
 def _passages_of(index: LiveIndex, documents: Collection[str]) -> dict[str, list[str]]:
     """The ids of the passages of documents that are in an index: a whole one's own, and those that it was cut into."""
+    if not documents:
+        return {}
     known = "document" in index.facts()["fields"]
     ids, fields = index.listing(["document"] if known else [])
     found: dict[str, list[str]] = {document: [] for document in documents}
