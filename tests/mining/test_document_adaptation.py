@@ -15,6 +15,7 @@ from jaxretr import document_adaptation
 from jaxretr.cli import main
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_generator import QuestionGenerator
 from jaxretr.runtime.errors import UserError
 
@@ -129,15 +130,9 @@ def test_a_scorers_scores_are_distilled_and_own_questions_compared_on(
 
 
 def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, tmp_path: Path, capsys: Any):
-    words = [
-        "adapt",
-        "documents",
-        str(documents),
-        "--model",
-        str(tiny_models / "encoder"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    model = tmp_path / "model"  # One that says how it is used, so that no warning comes first.
+    DualEncoder.from_pretrained(tiny_models / "encoder").save(model)
+    words = ["adapt", "documents", str(documents), "--model", str(model), "--out", str(tmp_path / "out")]
     assert main([*words, "--generator", str(tiny_models / "encoder")]) == 1
     assert "writes no text" in the_error(capsys)
     assert main([*words, "--generator", str(tiny_models / "scorer"), "--prompt-length", "4"]) == 2
