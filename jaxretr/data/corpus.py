@@ -14,10 +14,9 @@ from jaxretr.data.text_rows import (
     BadRows,
     RowError,
     check_utf8,
-    filled_lines,
     find_input,
     first_line,
-    json_object,
+    json_lines,
     missing_field,
     numbered_lines,
     parsed,
@@ -214,9 +213,11 @@ def passage_rows(path: Source) -> Iterator[tuple[int, Passage | RowError]]:
     if not head:
         return iter(())
     if head.lstrip().startswith("[") and suffix != ".tsv":
-        raise UserError(f"{path}:1: a JSON array instead of a corpus; write one JSON object per line")
+        raise UserError(
+            f"{path}:1: a JSON array instead of a corpus; write one JSON object per line, or give it as files:{path}"
+        )
     if suffix in (".jsonl", ".ndjson", ".json") or (suffix != ".tsv" and head.lstrip().startswith("{")):
-        return parsed(filled_lines(path), _json_passage)
+        return parsed(json_lines(path), _passage_of_row)
     if "\t" not in head:
         raise UserError(
             f"{path}:1: not a corpus (neither a JSON object nor tab-separated columns); "
@@ -229,10 +230,6 @@ def passage_rows(path: Source) -> Iterator[tuple[int, Passage | RowError]]:
         return parsed(rows, _dpr_passage(names))
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))
     return parsed(lines, _marco_passage)
-
-
-def _json_passage(line: str, *_: int) -> Passage:
-    return _passage_of_row(json_object(line))
 
 
 def _passage_of_row(row: dict[str, Any], *_: int) -> Passage:

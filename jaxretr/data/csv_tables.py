@@ -12,6 +12,9 @@ from jaxretr.data.text_rows import RowError, lines_with_ends
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffixes of tables with csv quoting, and their delimiters."""
 
+CARRIAGE_RETURNS = "has carriage returns outside of quotes; where they end its lines, convert them: tr '\\r' '\\n'"
+"""The fault of a row of a table that an old program for the Mac wrote."""
+
 # A quoted field may span lines; so many characters are kept to look for its end, and to be read again if there is none.
 _LONGEST_FIELD = 1 << 24
 
@@ -73,7 +76,11 @@ def _table_rows(path: Input, delimiter: str, columns: int | None) -> Iterator[tu
             try:
                 fields = next(csv.reader(lines.of_row(line, taken, tabs), delimiter=delimiter, strict=True))
             except csv.Error as error:
-                fields = RowError(f"broken csv ({error}); close the quotes and double those inside a field")
+                fields = RowError(
+                    CARRIAGE_RETURNS
+                    if "new-line character" in str(error)
+                    else f"broken csv ({error}); close the quotes and double those inside a field"
+                )
             wrong = isinstance(fields, RowError) or (delimiter == "\t" and len(fields) != (columns or len(fields)))
             if wrong:
                 lines.give_back(taken)

@@ -139,6 +139,7 @@ def test_a_folder_with_other_contents_counts_as_changed(folder: Path) -> None:
         ("t.csv", 'doc_id,headline,body\n1,"A, B","x ""y""\nz"\n2,,w\n', ""),
         ("t.tsv", 'k\tt\tb\n1\tA, B\t"x ""y""\nz"\n2\t\tw\n', "[id=k,title=t,text=b]"),
         ("t.csv.gz", '\ufeffb,_id,title\n"x ""y""\r\nz",1,"A, B"\r\nw,2,\r\n', "[text=b]"),
+        ("t.json", '[{"n": 1, "name": "A, B", "b": "x \\"y\\"\\nz"},\n {"n": 2, "b": "w"}]', "[id=n, text=b]"),
         ("t.jsonl", '{"n": 1, "name": "A, B", "b": "x \\"y\\"\\nz"}\n\n{"n": 2, "b": "w"}\n', "[id=n, text=b]"),
     ],
 )
@@ -194,6 +195,8 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.csv", "id;text\n1;a\n", "t.csv:1: .* id;text, is known as the text; separate its columns with commas"),
         ("t.csv[text=tx]", "id,txt\n1,a\n", "t.csv:1: no column 'tx'; did you mean 'txt'"),
         ("t.csv", "id,text\n1,a\n2\n", "t.csv:3: 1 columns, the header has 2; check"),
+        ("t.csv", "id,text\r1,a\r", r"t.csv:1: has carriage returns outside of quotes; .* tr '\\r' '\\n'"),
+        ("t.tsv", "id\ttext\r1\ta\r", r"t.tsv:1: has carriage returns outside of quotes; .* tr '\\r' '\\n'"),
         ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: broken csv .*; close the quotes"),
         ("t.csv", "id,text,text\n1,a,b\n", "t.csv:1: column 'text' is there twice; rename one"),
         ("t.tsv", "id\ttext\n1\ta\n".encode("utf-16"), "t.tsv:1: not valid UTF-8 .*; convert the file"),

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxretr.data.collection import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
-from jaxretr.data.csv_tables import csv_rows, tsv_rows
+from jaxretr.data.csv_tables import CARRIAGE_RETURNS, csv_rows, tsv_rows
 from jaxretr.data.named import hub
-from jaxretr.data.text_rows import RowError, check_utf8, json_lines
+from jaxretr.data.text_rows import RowError, check_utf8, json_array, json_bracket, json_lines
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
 
 PREFIX = "files:"
 
 _TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
-_TABLES = (".csv", ".tsv", ".parquet", *_JSON_LINES)
+_JSON = (".jsonl", ".ndjson", ".json")
+_TABLES = (".csv", ".tsv", ".parquet", *_JSON)
 
 # Names of columns where none is given, the likeliest first.
 _COLUMNS = {
@@ -84,7 +84,7 @@ def open_collection(body: str, brackets: str | None) -> Collection:
     """Return the corpus of a folder of texts or of a table.
 
     Args:
-      body: a folder with .txt, .md or .html files, below it at any depth, or a .csv, .tsv, .parquet or .jsonl file.
+      body: a folder with .txt, .md or .html files, below it at any depth, or a .csv, .tsv, .parquet, .jsonl or .json file.
       brackets: see `Form.of`.
 
     Raises:
@@ -243,7 +243,7 @@ def _of_table(name: str, file: Path, suffix: str, columns: Mapping[str, str]) ->
     chosen: dict[str, str] = {}
     further: list[str] = []
     for number, row in enumerate(_rows_of(name, file, suffix), start=1):
-        if known != (there := tuple(row)):  # objects of JSON lines have keys of their own
+        if known != (there := tuple(row)):  # objects of JSON have keys of their own
             chosen, known = _chosen(f"{name}:{number}", there, columns, first=known is None), there
             # Without those that readers of a corpus would take for another id, title or text.
             further = [column for column in there if column not in PASSAGE_FIELDS | {"", *chosen.values()}]
@@ -259,7 +259,7 @@ def _field(value: Any, suffix: str) -> Any:
 
     A text of .csv and .tsv that is a number as it prints becomes that number, and a date its text in ISO 8601.
     """
-    if suffix in _JSON_LINES:
+    if suffix in _JSON:
         return value
     if suffix in (".csv", ".tsv"):
         for kind in (int, float):
@@ -293,8 +293,8 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
     if suffix == ".parquet":
         yield from hub.local_rows(name, file)
         return
-    if suffix in _JSON_LINES:
-        table: Iterator[tuple[int, Any]] = json_lines(file)
+    if suffix in _JSON:
+        table: Iterator[tuple[int, Any]] = json_array(file) if json_bracket(file) == "[" else json_lines(file)
     else:
         table = tsv_rows(file) if suffix == ".tsv" else csv_rows(file)
     header: list[str] | None = None
@@ -306,6 +306,8 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
                 check_utf8("".join(row))
                 if header is None:
                     header = row
+                    if "\r" in "".join(row):
+                        raise RowError(CARRIAGE_RETURNS)
                     if twice := next((column for column in row if column.strip() and row.count(column) > 1), ""):
                         raise RowError(f"column '{twice}' is there twice; rename one")
                     continue
