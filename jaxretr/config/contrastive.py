@@ -347,6 +347,13 @@ class ContrastiveConfig(Config):
         if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:
             raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
         self.distillation.check()
+        if self.distillation.contrastive_weight == 0:
+            for name in ("loss", "symmetric", "among_questions", "among_positives", "hardness", "corpus_softmax"):
+                if getattr(contrastive, name) != getattr(Contrastive, name):
+                    raise UsageError(
+                        f"contrastive.{name}={getattr(contrastive, name)}: has no effect with "
+                        "distillation.contrastive_weight=0; leave one of them out"
+                    )
         if self.typos.multi_positive and not contrastive.symmetric:
             raise UsageError(
                 "typos.multi_positive is about the passages' side of the loss; set contrastive.symmetric as well"

@@ -156,6 +156,10 @@ def test_the_teachers_scores_follow_the_drawn_passages(caplog: pytest.LogCapture
         ({"contrastive": {"temperature": 0.0}}, "must be above 0"),
         ({"distillation": {"contrastive_weight": 0.0}}, "leaves no loss"),
         ({"distillation": {"loss": "kl", "weight": 0.0, "contrastive_weight": 0.0}}, "leaves no loss"),
+        (
+            {"distillation": {"loss": "kl", "contrastive_weight": 0.0}, "contrastive": {"symmetric": True}},
+            "contrastive.symmetric=True: has no effect with distillation.contrastive_weight=0",
+        ),
         ({"distillation": {"weight": 2.0}}, "distillation.weight=2.0: is of distillation.loss"),
         ({"distillation": {"loss": "margin_mse", "teacher_temperature": 2.0}}, "is of distillation.loss=kl"),
         ({"negatives": {"margin": 0.1, "mined": 1}, "data": {"mined": "m.jsonl"}}, "margin is of retrieved negatives"),
