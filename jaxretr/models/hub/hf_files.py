@@ -128,21 +128,21 @@ def _download(name: str) -> Path:
         if not any(folder.glob("model*.safetensors")):
             fetch(["pytorch_model*.bin"])
         return folder
-    except errors.GatedRepoError as error:
-        raise UserError(f"{nowhere} the hub model is gated: accept its terms there, then run: hf auth login") from error
-    except errors.RepositoryNotFoundError as error:
+    except errors.GatedRepoError:
+        raise UserError(f"{nowhere} the hub model is gated: accept its terms there, then run: hf auth login") from None
+    except errors.RepositoryNotFoundError:
         raise UserError(
             f"{nowhere} the Hugging Face hub has no such public model; check the spelling (a private one needs: hf auth login)"
-        ) from error
-    except errors.RevisionNotFoundError as error:
+        ) from None
+    except errors.RevisionNotFoundError:
         raise UserError(
             f"{name}: the hub's model {repository} has no branch, tag or commit {revision}; check the part after the @"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
+        ) from None
+    except errors.LocalEntryNotFoundError:
         raise UserError(
             f"{nowhere} the Hugging Face hub cannot be reached and holds no cached copy here; "
             "give a model folder, or connect and try again"
-        ) from error
+        ) from None
     except Exception as error:  # The hub's client raises a dozen other kinds, which all have the same remedy.
         raise UserError(
             f"{nowhere} the download from the Hugging Face hub failed ({reason(error)}); "
