@@ -4,7 +4,7 @@
     python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py medquad-teacher --data DATA --runs runs/art --scorer FOLDER
-    python benchmarks/art_encoders.py medquad-weight --data DATA --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py weights --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
@@ -12,8 +12,8 @@
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher:
 SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
 runs lie in scores/, so that a step asks it for few. whole-teacher: the same from all of SciFact's 5,183 passages, read to 256
-tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. medquad-weight: nothing is trained, but 300
-judged training questions say how far to follow it. embedded-teacher: the same teacher for the small encoder that ships with
+tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. weights: nothing is trained, but 300 judged
+training questions of each domain say how far to follow a teacher, the small T5 without --scorer. embedded-teacher: the same teacher for the small encoder that ships with
 the package, on the embedded data, in 64 steps of 16 questions. ablations and curve: that encoder on the embedded data and on
 the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a
 judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev
@@ -28,7 +28,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ METRICS = ("recall@5", "recall@20", "mrr@10", "ndcg@10")
 BLIND = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
 PASSAGES = 2500  # of each domain
 SIZES = {"test": 1000}  # of MedQuAD's questions
-ASKED = 300  # training questions that choose a weight
+ASKED = 300  # training questions of a domain that choose a weight
 HELD_OUT = 5  # one of so many passages is asked for in the test of the whole of it
 BM25, START = "BM25", "the encoder as it comes"
 
@@ -76,6 +76,7 @@ class Bed:
     settings: tuple[str, ...] = ()
 
 
+EMBEDDED = Bed("embedded", QUICKSTART, "train", ("test",))
 MINILM = (
     *("--encoder.max-passage-length", "128", "--encoder.max-question-length", "48", "--train.batch-size", "8"),
     *("--scorer.max-length", "128", "--scorer.max-question-length", "48", "--optimizer.learning-rate", "2e-5"),
@@ -194,42 +195,56 @@ def teacher(args: argparse.Namespace) -> None:
     compare_teachers(bed, (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
 
 
-def whole_teacher(args: argparse.Namespace) -> None:
+def whole_scifact(args: argparse.Namespace) -> Bed:
     start = (*WHOLE, "--encoder.path", str(args.model or minilm()))
-    bed = Bed("scifact_whole", args.data / "scifact", "train", ("test",), start)
-    compare_teachers(bed, (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
+    return Bed("scifact_whole", args.data / "scifact", "train", ("test",), start)
+
+
+def whole_medquad(args: argparse.Namespace) -> Bed:
+    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
+    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
+    return Bed("medquad_whole", folder, "train", ("test",), start)
+
+
+def whole_teacher(args: argparse.Namespace) -> None:
+    compare_teachers(whole_scifact(args), (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
 
 
 def medquad_teacher(args: argparse.Namespace) -> None:
-    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
-    compare_teachers(
-        Bed("medquad_whole", folder, "train", ("test",), start), (*TARGETS, SHUFFLED), (), args.table, args
-    )
+    compare_teachers(whole_medquad(args), (*TARGETS, SHUFFLED), (), args.table, args)
 
 
-def medquad_weight(args: argparse.Namespace) -> None:
-    """How far MiniLM is to follow a teacher on all of MedQuAD: judged training questions choose the weight of its scores."""
-    settings = (*MINILM, "--encoder.path", str(args.model or minilm()), *args.settings)
-    config = load(CONFIG, last_of(settings))
-    assert isinstance(config, ArtConfig)
-    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
-    beir = read_beir(folder, "train")
-    asked = sorted(beir.questions, key=lambda each: hashlib.md5(f"x{each.id}".encode()).hexdigest())[:ASKED]
-    first, scored = (args.runs / f"medquad_weight_{name}.trec" for name in ("first", "scored"))
-    if not first.exists():
-        search = encoder_search(load_encoder(config.encoder), beir.corpus, None)
-        write_trec(first, run_of(search, asked, config.art.top_k))
-    lengths = {"max_length": config.scorer.max_length, "dtype": config.scorer.dtype}
-    score(args.scorer, first, scored, queries=folder, corpus=folder, **lengths)
-    judged = {question.id: beir.qrels[question.id] for question in asked}
-    curve = fuse([first, scored], tune=judged, metric="mrr@10").curve
-    assert curve is not None
-    print(curve.as_table())
+def weights(args: argparse.Namespace) -> None:
+    """How far to follow a teacher in each domain: judged training questions choose the weight of its scores."""
+    rows = {}
+    for bed in (whole_medquad(args), whole_scifact(args), EMBEDDED):
+        if args.arms and bed.name not in args.arms:
+            continue
+        config = load(CONFIG, last_of((*bed.settings, *args.settings)))
+        assert isinstance(config, ArtConfig)
+        beir = read_beir(bed.folder, bed.questions)
+        asked = sorted(beir.questions, key=lambda each: hashlib.md5(f"x{each.id}".encode()).hexdigest())[:ASKED]
+        teacher = args.scorer or Path(config.scorer.path)
+        first, scored = (args.runs / f"{bed.name}_{name}.trec" for name in ("first", teacher.name))
+        if not first.exists():
+            search = encoder_search(load_encoder(config.encoder), beir.corpus, None)
+            write_trec(first, run_of(search, asked, config.art.top_k))
+        if not scored.exists():
+            lengths = {"max_length": config.scorer.max_length, "dtype": config.scorer.dtype}
+            score(teacher, first, scored, queries=bed.folder, corpus=bed.folder, **lengths)
+        judged = {question.id: beir.qrels[question.id] for question in asked}
+        curve = fuse([first, scored], tune=judged, metric="mrr@10").curve
+        assert curve is not None
+        print(curve.as_table(), flush=True)
+        weight = curve.choice.weight
+        figures = (f"{100 * value:.1f}" for value in (*curve.alone, curve.choice.value))
+        rows[bed.name] = [*figures, f"{weight:.3g}", f"{config.art.temperature / weight:.2g}" if weight else ""]
+    print("\nMRR@10 of the first passages, and the weight of the teacher that is best\n")
+    print(markdown(("encoder", "teacher", "both", "weight", "art.teacher_temperature"), rows))
 
 
 def embedded_teacher(args: argparse.Namespace) -> None:
-    bed = Bed("embedded_longer", QUICKSTART, "train", ("test",), TWICE_AS_LONG)
+    bed = replace(EMBEDDED, name="embedded_longer", settings=TWICE_AS_LONG)
     arms = (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED)
     compare_teachers(bed, arms, READS_EMBEDDED, args.table or EMBEDDED_TABLE, args)
 
@@ -255,8 +270,7 @@ def compare_teachers(
 
 
 def ablations(args: argparse.Namespace) -> None:
-    bed = Bed("embedded", QUICKSTART, "train", ("test",))
-    compare_arms(bed, {name: ABLATIONS[name] for name in args.arms or ABLATIONS}, args)
+    compare_arms(EMBEDDED, {name: ABLATIONS[name] for name in args.arms or ABLATIONS}, args)
 
 
 def curve(args: argparse.Namespace) -> None:
@@ -278,7 +292,7 @@ PARTS = {
     "teacher": teacher,
     "whole-teacher": whole_teacher,
     "medquad-teacher": medquad_teacher,
-    "medquad-weight": medquad_weight,
+    "weights": weights,
     "embedded-teacher": embedded_teacher,
     "ablations": ablations,
     "curve": curve,

@@ -483,10 +483,12 @@ def test_art_encoders(
     asked = [read_beir(tmp_path / "medquad_whole", split).qrels.values() for split in ("train", "test")]
     seen, held_out = ({passage for judged in of_split for passage in judged} for of_split in asked)
     assert seen and held_out and not seen & held_out
-    printed = main(
-        module, "medquad-weight", *words, "--model", minilm, "--scorer", tiny_models / "scorer", "--settings", *SHORT
+    both = ["--arms", "medquad_whole", "scifact_whole", "--scorer", tiny_models / "scorer"]
+    printed = main(module, "weights", *words, "--model", minilm, *both, "--settings", *SHORT)
+    assert (
+        "first.trec alone" in printed
+        and printed.count("| scifact_whole | ") == printed.count("| medquad_whole | ") == 1
     )
-    assert "first.trec alone" in printed and "scored.trec alone" in printed
     printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():
