@@ -1,6 +1,7 @@
 """Training from questions alone (ART)."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from jaxretr.config.choices import Replacement
 from jaxretr.config.data import DevData
@@ -47,8 +48,12 @@ class Art:
     teacher_temperature: float = 1.0
     """Divisor of the teacher's scores."""
     prior_weight: float = 0.0
-    """Weight of the student's own scores, held fixed, in the target distribution. 0: the teacher's scores alone, as in
-    ART. 1: the posterior under the student, as in EMDR2 (jaxretr/training/steps/art.py, `target`)."""
+    """Weight of an encoder's own scores, held fixed, in the target distribution. 0: the teacher's scores alone, as in ART.
+    1: the posterior under that encoder, as in EMDR2 (jaxretr/losses/art.py, `art_target`)."""
+    prior: Literal["student", "start"] = "student"
+    """That encoder: student, as it is at the step, so that a run follows the teacher further with every step; or start, as
+    it was before the first step, which holds it: the target of a pair then never changes. The start's parameters stay on the
+    devices and in the checkpoints, and embed each step's texts once more."""
     shuffle_teacher: bool = False
     """Control experiment: deal out the teacher's scores of each question to its passages at random."""
     chunk: int = 32
@@ -66,6 +71,10 @@ class Art:
         at_least(0, **{f"art.{name}": getattr(self, name) for name in names})
         if self.top_k + self.given + self.uniform < 2:
             raise UsageError("art.top_k: a question needs two passages or more to compare; raise it, or art.uniform")
+        if self.prior == "start" and not self.prior_weight:
+            raise UsageError(
+                "art.prior=start has no effect with art.prior_weight=0; set art.prior_weight=1, or leave it out"
+            )
 
 
 @dataclass(frozen=True)

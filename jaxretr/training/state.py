@@ -62,6 +62,8 @@ class TrainState:
     """Product codes, in a run that is aware of them; otherwise None."""
     numbers: StepNumbers = field(default_factory=StepNumbers)
     """The run's learning rate and seed."""
+    start: Params | None = None
+    """The trained parameters as they were before the first step, where a run needs them (`art.prior`); otherwise None."""
 
     @staticmethod
     def create(
@@ -69,10 +71,14 @@ class TrainState:
         optimizer: optax.GradientTransformation,
         frozen: Params | None = None,
         numbers: StepNumbers | None = None,
+        *,
+        keeps_start: bool = False,
     ) -> "TrainState":
         """Return a state before its first step; without `numbers`, with a learning rate and a seed of 1 and 0."""
         first, numbers = jnp.zeros((), jnp.int32), numbers or StepNumbers()
-        return TrainState(first, params, optimizer.init(params), frozen or {}, numbers=numbers)
+        # A copy: a step that updates the parameters in place must leave it.
+        start = jax.tree.map(jnp.copy, params) if keeps_start else None
+        return TrainState(first, params, optimizer.init(params), frozen or {}, numbers=numbers, start=start)
 
     @property
     def weights(self) -> Params:

@@ -20,7 +20,7 @@ from jaxretr.training.plan.compiled_facts import CollectivePlan, CompiledFacts, 
 from jaxretr.training.plan.topologies import CHIPS, Devices, at_hand
 from jaxretr.training.plan.topologies import topology as slice_of_tpus
 from jaxretr.training.runs.corpus_sizes import CorpusSize, corpus_size
-from jaxretr.training.runs.outline import Outline, Planned
+from jaxretr.training.runs.outline import FROZEN, OPTIMIZER, PARAMETERS, START, Outline, Planned
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +279,7 @@ def remedy(config: Config, planned: Plan) -> str:
             ways.append("a smaller train.batch_size")
     elif isinstance(config, ArtConfig | ContrastiveConfig):
         ways.append(f"index.encode_rows={max(1, config.index.encode_rows // 2)}")
-    own = sum(held.get(name, 0) for name in ("parameters", "optimizer state", "frozen parameters"))
+    own = sum(held.get(name, 0) for name in (PARAMETERS, OPTIMIZER, FROZEN, START))
     scorer = held.get("scorer", 0)
     replicated = own + scorer
     more = ["more chips"]

@@ -80,7 +80,8 @@ class CorpusPrograms(Programs):
           mesh: the devices.
         """
         frozen = frozen_branches(config.encoder, config.joint, model.config)
-        super().__init__(config, mesh, frozen, split=program.shard_parameters)
+        keeps_start = isinstance(config, ArtConfig) and config.art.prior == "start"
+        super().__init__(config, mesh, frozen, split=program.shard_parameters, keeps_start=keeps_start)
         self.program, self.model = program, model
         self.step = make_step(program, self.optimizer, mesh)
         self.whole = WholeCorpus(store, program, mesh)
@@ -88,7 +89,8 @@ class CorpusPrograms(Programs):
 
     def abstract_state(self, empty_table: Callable[[], TableState] | None = None) -> RunState:
         """Return the shapes and shardings of the first state, whose table of scores `empty_table` returns."""
-        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=self.split)
+        kept = {"split": self.split, "keeps_start": self.keeps_start}
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, **kept)
         train = self.codes.abstract(train, self.whole.passages)
         if not self.program.searches:
             return RunState(train, None)

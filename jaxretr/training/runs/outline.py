@@ -15,7 +15,7 @@ from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.training.runs.corpus_tokens import abstract_rows, columns
 from jaxretr.training.state import TokenRows, TrainState
 
-PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
+PARAMETERS, FROZEN, START, OPTIMIZER = "parameters", "frozen parameters", "the start's parameters", "optimizer state"
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
 SCORER, TABLE, BATCH, CODES = "scorer", "table of scores", "batch", "product codes"
 
@@ -57,7 +57,8 @@ def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resid
 def of_state(state: TrainState) -> dict[str, Any]:
     """Return the parts of a state, by what they are."""
     parts = {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
-    return parts if state.codes is None else {**parts, CODES: state.codes}
+    further = {CODES: state.codes, START: state.start}
+    return parts | {name: part for name, part in further.items() if part is not None}
 
 
 def token_shapes(mesh: Mesh, dtype: Any, longest: int, *rows: int) -> TokenRows:

@@ -23,7 +23,9 @@ class Programs:
       optimizer: optimizer of the trained parameters.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, frozen: tuple[str, ...], *, split: bool = False):
+    def __init__(
+        self, config: Config, mesh: Mesh, frozen: tuple[str, ...], *, split: bool = False, keeps_start: bool = False
+    ):
         """Build the optimizer.
 
         Args:
@@ -31,9 +33,10 @@ class Programs:
           mesh: the devices.
           frozen: names of branches of the parameters that are not trained.
           split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
+          keeps_start: whether the state keeps its first parameters.
         """
         self.config: Any = config
-        self.mesh, self.frozen, self.split = mesh, frozen, split
+        self.mesh, self.frozen, self.split, self.keeps_start = mesh, frozen, split, keeps_start
         self.optimizer = optim.build(config.optimizer, config.train.steps)
 
     def first_state(self, params: Params) -> TrainState:
@@ -41,15 +44,25 @@ class Programs:
         # A copy: the first step donates these buffers, and the model keeps its own.
         placed = sharding.put(jax.tree.map(np.array, params), self.mesh, split=self.split)
         trained, kept = partition(placed, self.frozen)
-        state = TrainState.create(trained, self.optimizer, kept, StepNumbers.of(self.config))
+        numbers = StepNumbers.of(self.config)
+        state = TrainState.create(trained, self.optimizer, kept, numbers, keeps_start=self.keeps_start)
         return sharding.put(state, self.mesh, split=self.split)
 
 
 def abstract_train_state(
-    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+    params: Params,
+    optimizer,
+    mesh: Mesh,
+    frozen: Collection[str] = (),
+    *,
+    split: bool = False,
+    keeps_start: bool = False,
 ) -> TrainState:
     """Return the shapes and shardings of `Programs.first_state`; only the shapes of `params` are read."""
-    state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
+    state = jax.eval_shape(
+        lambda trained, kept: TrainState.create(trained, optimizer, kept, keeps_start=keeps_start),
+        *partition(params, frozen),
+    )
     return sharding.abstract(state, mesh, split=split)
 
 

@@ -11,7 +11,7 @@ rows are local. The "model" axis, which splits large matrices, is left to the co
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -145,11 +145,18 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         if program.art.shuffle_teacher:
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
+        # The encoder whose scores are the prior: the student itself, or, embedded here, the one that it began as.
+        prior = None
+        if state.start is not None:
+            asked, undropped = replace(batch, forms=None), TextKeys(None, None, None, keys.draws)
+            q, _, p = embed_batch(program, varying(state.start), state.frozen, asked, found, undropped)
+            prior = scaled_scores(q[:, None], p, program.temperature)[:, 0]  # [b, K]
+
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
             # [b, D], [b, K, D]; forms [b, V, D] are a side road: there are some where the loss has terms for misspelt ones.
             q, forms, p = embed_batch(program, params, state.frozen, batch, found, keys)
-            loss_on = partial(student_loss, program, q, p, teacher, batch, forms=forms)
+            loss_on = partial(student_loss, program, q, p, teacher, batch, prior=prior, forms=forms)
             loss, (student, terms) = loss_on_index(program.index_aware, state.codes, loss_on)
             return loss, (student, p, terms)
 
@@ -238,6 +245,7 @@ def student_loss(
     teacher: jax.Array,
     batch: QuestionBatch,
     *,
+    prior: jax.Array | None = None,
     forms: jax.Array | None = None,
     stored: StoredRows | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
@@ -249,6 +257,7 @@ def student_loss(
       p: embeddings of their passages, float32 [b, K, D].
       teacher: the teacher's scores of them, float32 [b, K].
       batch: this device's part of the batch.
+      prior: the start's scaled scores of them, float32 [b, K]; None: the student's are the prior.
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
       stored: quantiser of the passages that are scored; None: they are scored exactly.
 
@@ -261,7 +270,8 @@ def student_loss(
         terms["storage_error"] = storage_errors(stored, p)
         p = stored(p)
     student = scaled_scores(q[:, None], p, program.temperature)[:, 0]  # [b, K]
-    target = art_target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
+    settings = program.art.teacher_temperature, program.art.prior_weight
+    target = art_target(student if prior is None else prior, teacher, *settings)
     losses = art_losses(student, target)
     if forms is not None:
 
