@@ -373,6 +373,24 @@ def test_faiss_reads_its_index_back(
     assert_each_byte_counts(out)
 
 
+@pytest.mark.parametrize("kind", ["PCA8,IVF48,Flat", "OPQ2,IVF48,PQ2x4", "IVF48,PQ2x4,RFlat"])
+def test_faiss_searches_as_many_clusters_behind_a_transformation(
+    encoder: DualEncoder, tmp_path: Path, kind: str
+) -> None:
+    """Searched in one cluster, PCA64,IVF64,Flat found .52 of the neighbours where IVF64,Flat finds .88."""
+    faiss = pytest.importorskip("faiss", reason="it reads the export")
+    from jaxretr.indexes.interchange import faiss_index
+
+    vectors = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
+    write_store(tmp_path / "store", encoder, [str(row) for row in range(len(vectors))], vectors)
+    source = source_of(tmp_path / "store")
+    faiss_index.export(source, encoder, tmp_path / "plain", "IVF48,Flat")
+    faiss_index.export(source, encoder, tmp_path / "out", kind)
+    plain, facts = (manifest.read(tmp_path / name).facts for name in ("plain", "out"))
+    index = faiss.extract_index_ivf(faiss.read_index(str(tmp_path / "out" / "index")))
+    assert index.nprobe == facts["nprobe"] == plain["nprobe"] == 3
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

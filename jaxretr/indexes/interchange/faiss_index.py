@@ -195,12 +195,20 @@ def _new_index(faiss: Any, kind: str, rows: int, dim: int) -> tuple[Any, dict[st
             "int8, binary or a string of faiss.index_factory"
         ) from error
     settings: dict[str, Any] = {}
-    if hasattr(index, "hnsw"):
-        index.hnsw.efConstruction, index.hnsw.efSearch = _EF_CONSTRUCTION, _EF_SEARCH
+    searched = _searched(faiss, index)
+    if hasattr(searched, "hnsw"):
+        searched.hnsw.efConstruction, searched.hnsw.efSearch = _EF_CONSTRUCTION, _EF_SEARCH
         settings["ef_search"] = _EF_SEARCH
-    if hasattr(index, "nprobe"):
-        index.nprobe = settings["nprobe"] = max(1, round(index.nlist * _PROBED_SHARE))
+    if hasattr(searched, "nprobe"):
+        searched.nprobe = settings["nprobe"] = max(1, round(searched.nlist * _PROBED_SHARE))
     return index, {"factory": factory, **settings, "training_rows": training, "bytes_a_row": bytes_a_row}
+
+
+def _searched(faiss: Any, index: Any) -> Any:
+    """The index inside those that only transform its vectors (PCA64, OPQ16) or score its hits again (RFlat)."""
+    while (inner := getattr(index, "index", None) or getattr(index, "base_index", None)) is not None:
+        index = faiss.downcast_index(inner)
+    return index
 
 
 def _try_out(kind: str, dim: int) -> None:
