@@ -12,7 +12,7 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.models.backbones.backbone_config import TRAINING_ONLY, kind_of
 from jaxretr.models.backbones.bert_config import BertConfig
 from jaxretr.models.backbones.partition import add_to_digest
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 
@@ -55,6 +55,18 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     add_to_digest(digest, encoder.params)
     return digest.hexdigest()
+
+
+def search_fingerprint(encoder: DualEncoder | CombinedEncoder) -> str:
+    """A sha256 (hexadecimal) over everything that decides what an encoder finds: its embeddings of both sides.
+
+    That of the questions alone does not know the prompt of the passages.
+    """
+    of_questions = model_fingerprint(encoder, "question")
+    prompts = [part.config.passage_prompt for part in parts_of(encoder)]
+    if not any(prompts):
+        return of_questions
+    return hashlib.sha256(json.dumps([of_questions, prompts]).encode()).hexdigest()
 
 
 def texts_fingerprint(content: Corpus | CorpusStream | Sequence[Question]) -> str:

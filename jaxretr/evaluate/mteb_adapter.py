@@ -8,6 +8,8 @@ device and searched exactly on it. The EncoderProtocol serves the other tasks, a
 `mteb.models.SearchEncoderWrapper(model)`.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxretr.config import EncodeDtype
-from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.embeddings.fingerprints import search_fingerprint
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
@@ -60,8 +62,8 @@ class MtebModel:
 
     Attributes:
       encoder: the model.
-      mteb_model_meta: the metadata that mteb writes into its results; the revision is the fingerprint of the weights,
-        so that a result that mteb has kept is never taken for that of other weights.
+      mteb_model_meta: the metadata that mteb writes into its results; the revision is the fingerprint of the weights, the
+        prompts and the precision, so that a result that mteb has kept is never taken for that of others.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class MtebModel:
         _check_device(device)
         self.encoder = load_encoder(path or model_name, dtype=dtype) if encoder is None else encoder
         self.batch_size = batch_size
-        digest = model_fingerprint(self.encoder, "question")[:16]
+        digest = _revision(self.encoder)
         if revision not in (None, digest):
             raise UserError(f"{path or model_name}: its weights are revision {digest}, not {revision}; leave it out")
         loading = {} if encoder is not None else {"path": path or model_name, "batch_size": batch_size, "dtype": dtype}
@@ -279,6 +281,13 @@ def _check_device(device: str | None) -> None:
         raise UsageError(
             f"device={device!r}: JAX computes on {backend} here; leave it out, or set JAX_PLATFORMS before the start"
         )
+
+
+def _revision(encoder: DualEncoder | CombinedEncoder) -> str:
+    found, dtypes = search_fingerprint(encoder), [part.dtype for part in parts_of(encoder)]
+    if any(dtype != "float32" for dtype in dtypes):
+        found = hashlib.sha256(json.dumps([found, dtypes]).encode()).hexdigest()
+    return found[:16]
 
 
 def _metadata(

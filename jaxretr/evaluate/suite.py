@@ -14,7 +14,7 @@ from jaxretr.data.readers import beir_splits, qrels_path, read_beir
 from jaxretr.data.source import FileSource, Input, NamedSource, Source, source_of
 from jaxretr.data.text_rows import find_input
 from jaxretr.embeddings.encoding import Encoder, loaded, name_of
-from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.embeddings.fingerprints import search_fingerprint
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, TestSet, Values, depth, warn_of_missing
 from jaxretr.evaluate.results import QUESTION, Block, Results
@@ -190,7 +190,7 @@ def evaluate_suite(
         )
     model = loaded(encoder)
     settings = {
-        "model_fingerprint": model_fingerprint(model, "question"),
+        "model_fingerprint": search_fingerprint(model),
         "compute": parts_of(model)[0].dtype,
         "metrics": list(metrics),
         "relevance_level": relevance_level,

@@ -10,7 +10,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.embeddings.encoding import Encoder, encode_texts, is_sparse_encoder, loaded, name_of
-from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.embeddings.fingerprints import search_fingerprint
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.mining.negatives import Ranking
 from jaxretr.models.text_encoder import TextEncoder
@@ -75,4 +75,4 @@ def rankings_of_model(
             for scores, rows, question, of_one in zip(*found, asked, positives[block], strict=True):
                 yield Ranking(rows, scores, passages[list(of_one)] @ question)
 
-    return rankings(), f"{name_of(encoder)}, {model_fingerprint(encoder)}"
+    return rankings(), f"{name_of(encoder)}, {search_fingerprint(encoder)}"

@@ -178,10 +178,9 @@ class ModelTeacher:
     model: str
 
     def identity(self) -> dict[str, Any]:
-        from jaxretr.embeddings.fingerprints import model_fingerprint
+        from jaxretr.embeddings.fingerprints import search_fingerprint
 
-        # The fingerprint of the question side, which includes a combined model's weights.
-        return {"fingerprint": model_fingerprint(self._encoder, "question")}
+        return {"fingerprint": search_fingerprint(self._encoder)}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
         from jaxretr.embeddings.encoding import encode

@@ -141,8 +141,10 @@ def test_a_killed_suite_goes_on(models, suite, tmp_path, capsys, monkeypatch):
     for change, message in (
         ({1: models / "lively"}, "was measured with another model"),
         ({6: "mrr@5"}, "was measured with metrics ndcg@10"),
+        ({"more": ["--passage-prompt", "passage: "]}, "was measured with another model"),
+        ({"more": ["--query-prompt", "query: "]}, "was measured with another model"),
     ):
-        changed = [change.get(place, word) for place, word in enumerate(words)]
+        changed = [change.get(place, word) for place, word in enumerate([*words, *change.get("more", ())])]
         assert run(*changed, "--out", out) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert str(result) in error and message in error and "give another folder as --out" in error

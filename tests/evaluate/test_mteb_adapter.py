@@ -163,6 +163,18 @@ def test_metadata(folder):
     other = DualEncoder(model.config, tiny.lively(model.params, 9), model.tokenizer)
     assert jaxretr.mteb_model(other, name="jaxretr/model").mteb_model_meta.revision != meta.revision
     assert jaxretr.mteb_model(model, name="me/mine").mteb_model_meta.revision == meta.revision
+    # So are other prompts, and another precision.
+    revisions = {
+        jaxretr.mteb_model(DualEncoder.from_pretrained(folder, **settings)).mteb_model_meta.revision
+        for settings in (
+            {},
+            {"query_prompt": "a"},
+            {"passage_prompt": "a"},
+            {"passage_prompt": "b"},
+            {"dtype": "bfloat16"},
+        )
+    }
+    assert len(revisions) == 5
     # mteb loads it again by its metadata.
     again = meta.load_model()
     assert again.mteb_model_meta.revision == meta.revision and again.mteb_model_meta.license == "apache-2.0"

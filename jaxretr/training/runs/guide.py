@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.encoding import name_of
-from jaxretr.embeddings.fingerprints import model_fingerprint
+from jaxretr.embeddings.fingerprints import search_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.runtime.parallel.mesh import put_rows
 from jaxretr.runtime.progress import Progress
@@ -53,7 +53,7 @@ def read_guide(path: str, questions: Sequence[str], passages: Corpus, mesh: Mesh
             return _unit(found)
 
         of_passages = put_rows(mesh, embeddings, (rows, asked.shape[1]), np.float32)
-    return Guide(asked, of_passages, model_fingerprint(encoder))
+    return Guide(asked, of_passages, search_fingerprint(encoder))
 
 
 def _unit(embeddings: np.ndarray) -> np.ndarray:
