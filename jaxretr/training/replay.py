@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.config import from_json
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UsageError, UserError, at_least
 from jaxretr.runtime.notes import HeldNotes
 from jaxretr.runtime.parallel.hosts import together
 from jaxretr.runtime.parallel.mesh import make_mesh
@@ -23,6 +23,7 @@ from jaxretr.runtime.storage.sealed_folder import read_object
 from jaxretr.training.checkpoint import Checkpoints
 from jaxretr.training.loop import build
 from jaxretr.training.loss_watch import FOLDER, batch_arrays
+from jaxretr.training.runs.run_inputs import changed_inputs, with_own_parts
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Replay:
     Attributes:
       checkpoint: the step whose checkpoint they began from.
       metrics: metrics of each step after it, by the step's number from 1; the last is the step in question.
+      changed: names of the run's data, models and functions that are others now than it began with.
       same_batch: whether its batch is the one that was kept when it failed; None if none was kept.
       broken_before: names of the parameters that were NaN or infinite before the step in question.
       broken_after: names of the parameters that were NaN or infinite after it.
@@ -41,6 +43,7 @@ class Replay:
 
     checkpoint: int
     metrics: dict[int, dict[str, float]]
+    changed: tuple[str, ...]
     same_batch: bool | None
     broken_before: tuple[str, ...]
     broken_after: tuple[str, ...]
@@ -60,6 +63,8 @@ class Replay:
         if self.same_batch is not None:
             which = "the one that failed" if self.same_batch else "ANOTHER than the one that failed"
             about.insert(0, f"the batch of step {self.step} is {which}")
+        if self.changed:
+            about.insert(0, f"NOT the run's own steps: it began with another {', another '.join(self.changed)}")
         start = f"from the checkpoint of step {self.checkpoint}"
         return "\n".join([start, *lines[:-1], *about, lines[-1], _finite("after", self.broken_after)])
 
@@ -73,15 +78,20 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
 
     Raises:
       UserError: no run, no step that failed, or no checkpoint before the step.
+      UsageError: the run has no such step.
     """
+    at_least(1, step=step)
     with RunFolder(as_path(workdir), writes=False, reads=(FOLDER,)) as folder:
         path = folder.local / "config.json"
         values = read_object(path, "give the folder of a training run as workdir=")
         config = from_json(values, str(folder.local))
-        last = step or _last_failed(folder.local)
+        last = _last_failed(folder.local) if step is None else step
+        if last > config.train.steps:
+            raise UsageError(f"step={last}: the run has {config.train.steps} steps; name one of them")
         with together():
             with HeldNotes():  # The run has said them.
                 run = build(config, make_mesh(model=config.mesh.model), folder.local)
+                changed = changed_inputs(folder.local, with_own_parts(run.inputs(), config))
             with Checkpoints(folder.checkpoints, config) as checkpoints:
                 before = [saved for saved in checkpoints.steps if saved < last]
                 if not before:
@@ -95,7 +105,7 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
                 state, reported = run.step(state, number, batch)
                 metrics[number + 1] = {name: float(value) for name, value in reported.items()}
                 log.info("replayed step %d of %d: loss %.6g", number + 1, last, metrics[number + 1]["loss"])
-            return Replay(before[-1], metrics, same, broken, _broken(state))
+            return Replay(before[-1], metrics, tuple(changed), same, broken, _broken(state))
 
 
 def _last_failed(workdir: Path) -> int:

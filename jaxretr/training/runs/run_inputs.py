@@ -116,16 +116,20 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
     Raises:
       UserError: the inputs differ from the record; the message names them, and the settings that lead to them.
     """
-    path, begun = workdir / INPUTS, read_inputs(workdir)
-    changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
-    if changed:
+    if changed := changed_inputs(workdir, inputs):
         settings = dict.fromkeys(setting for name in changed for setting in {**_SETTINGS, **_FUNCTIONS}[name])
         values = {setting: ",".join(_values(config, setting)) for setting in settings}
         files = ", ".join(f"{setting}={value}" for setting, value in values.items() if value)
         raise UserError(
-            f"{path}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
+            f"{workdir / INPUTS}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
             "the run began with, or use another workdir="
         )
+
+
+def changed_inputs(workdir: Path, inputs: Inputs) -> list[str]:
+    """The names of the inputs that differ from the record; none in a folder of an older version, which has none."""
+    begun = read_inputs(workdir)
+    return [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
 
 
 def missing_files(config: Config, error: str) -> list[str]:

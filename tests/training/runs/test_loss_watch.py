@@ -82,7 +82,7 @@ def test_a_run_stops_keeps_the_batch_and_is_replayed(
     printed = capsys.readouterr().out
     assert "from the checkpoint of step 4" in printed and "step 5  " in printed
     assert "the batch of step 5 is the one that failed" in printed
-    assert "before the step: all parameters are finite" in printed
+    assert "before the step: all parameters are finite" in printed and "NOT the run's own steps" not in printed
     assert re.search(r"after the step: NaN or infinity in params\.\S+, .* and \d+ more", printed)
 
     path = workdir / "failed/step-5.npz"
@@ -93,6 +93,16 @@ def test_a_run_stops_keeps_the_batch_and_is_replayed(
     np.savez(path, **arrays)
     assert cli.main(["debug", "replay", str(workdir), "--step", "5"]) == 0
     assert "ANOTHER than the one that failed" in capsys.readouterr().out
+
+    # The batch has the passages' rows, and does not tell that their texts were edited since.
+    record = workdir / "inputs.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "passages": "others", "encoder": "another"}))
+    assert cli.main(["debug", "replay", str(workdir), "--step", "5"]) == 0
+    names = r"(another passages, another encoder|another encoder, another passages)"
+    assert re.search(rf"NOT the run's own steps: it began with {names}\n", capsys.readouterr().out)
+    for step, message in (("13", "the run has 12 steps"), ("0", "is not a whole number from 1")):
+        assert cli.main(["debug", "replay", str(workdir), "--step", step]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
