@@ -16,7 +16,7 @@ from jaxretr.data.answer_matching import AnswerMatcher, Match
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.text_rows import trec_problem
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, path_text
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, no_rows, path_text
 from jaxretr.runtime.storage.files import atomic_write
 
 Path = str | os.PathLike[str]
@@ -71,6 +71,8 @@ def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
         raise UserError(
             f"questions: a {type(queries).__name__} is neither a path nor a list; give a file, or a list of texts"
         )
+    if why := no_rows(queries):
+        raise UserError(f"questions: {why}")
     questions = [
         question if isinstance(question, Question) else Question(str(number), question)
         for number, question in enumerate(queries)

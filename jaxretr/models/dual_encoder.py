@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -21,6 +21,7 @@ from jaxretr.models.backbones.partition import partition
 from jaxretr.models.embed import DualEncoderConfig, Side, prompt_of
 from jaxretr.models.encode import Engine, Job, chosen_dtype
 from jaxretr.models.engine_choice import choose_engine
+from jaxretr.models.given_texts import given_passages, given_texts
 from jaxretr.models.hub import dual_encoder_folder
 from jaxretr.models.text_encoder import Advance, TextEncoder
 from jaxretr.runtime.errors import UserError, check_choice, did_you_mean
@@ -315,9 +316,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         if prompt is None:
             prompt = self.config.query_prompt if side == "question" else self.config.passage_prompt
         if side == "question":
-            texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(content, "queries"))]
+            texts = given_texts(content, "queries")
             return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length, prompt), len(texts))
-        pairs = [_passage(passage, index) for index, passage in enumerate(_list(content, "passages"))]
+        pairs = given_passages(content)
         template = passage_pair if self.config.passage_template == "pair" else passage_joined
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
@@ -365,35 +366,3 @@ def _say_guesses(where: str, guesses: str) -> None:
         where,
         guesses,
     )
-
-
-def _list(values: Any, name: str) -> Sequence[Any]:
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise UserError(f"{name}: a list is expected, not {type(values).__name__}; put a single one into a list")
-    return list(values)
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: a text is expected, not {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # The tokenizer would fail at it without saying where.
-        raise UserError(f"{where}: half of a surrogate pair at character {error.start}; remove it") from error
-    return value
-
-
-def _passage(value: Any, index: int) -> tuple[str, str]:
-    where = f"passages[{index}]"
-    if isinstance(value, str):
-        return "", _text(value, where)
-    if isinstance(value, Mapping):
-        if "text" not in value:
-            hint = did_you_mean("text", map(str, value)) or "; give {'title': ..., 'text': ...}"
-            raise UserError(f"{where}: has no 'text'{hint}")
-        title, text = value.get("title", ""), value["text"]
-    elif hasattr(value, "title") and hasattr(value, "text"):
-        title, text = value.title, value.text
-    else:
-        raise UserError(f"{where}: a passage is expected, not {type(value).__name__}; give {{'title', 'text'}}")
-    return _text(title, f"{where}.title"), _text(text, f"{where}.text")

@@ -26,6 +26,7 @@ from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.encode import Engine, chosen_dtype
 from jaxretr.models.engine_choice import compiled_engine
+from jaxretr.models.given_texts import Passages, given_pairs, given_passages, given_texts
 from jaxretr.models.hub import cross_encoder_folder
 from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.hf_files import read_json, resolve
@@ -112,7 +113,7 @@ class PairScorer:
     def score(
         self,
         questions: Sequence[str],
-        passages: Sequence[Mapping[str, str]],
+        passages: Passages,
         *,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -121,7 +122,7 @@ class PairScorer:
 
         Args:
           questions: n questions.
-          passages: n mappings with "text" and perhaps "title".
+          passages: n passages, as for `TextEncoder.encode_passages`.
           batch_size: pairs at once; by default a number that suits the device and the texts' lengths.
           progress: a progress bar; by default on a terminal, when it takes more than two seconds.
 
@@ -131,10 +132,9 @@ class PairScorer:
         Raises:
           UsageError: the two have different lengths.
         """
-        if len(questions) != len(passages):
-            raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
+        questions, given = given_pairs(questions, passages)
         scores, self.truncated = self.engine().encode(
-            lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]),
+            lambda start, stop: self.marked_rows(questions[start:stop], given[start:stop]),
             len(questions),
             1,
             max_length=self.texts.frame.max_length,
@@ -153,9 +153,7 @@ class PairScorer:
             self._engine = kind(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
         return self._engine
 
-    def marked_rows(
-        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
-    ) -> tuple[list[list[int]], int]:
+    def marked_rows(self, questions: Sequence[str], passages: Passages) -> tuple[list[list[int]], int]:
         """Return the rows that the engine scores, and the number of pairs that were cut.
 
         The engine knows nothing of second texts: rows are marked by `pair_frame.marked`.
@@ -164,15 +162,13 @@ class PairScorer:
         found, seconds, cut = self.rows(questions, passages)
         return [[*row[:at], *(id + size for id in row[at:])] for row, at in zip(found, seconds, strict=True)], cut
 
-    def rows(
-        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
-    ) -> tuple[list[list[int]], list[int], int]:
+    def rows(self, questions: Sequence[str], passages: Passages) -> tuple[list[list[int]], list[int], int]:
         """Return the token ids of pairs, the start of the second text in each, and the number of cut pairs."""
-        titles = [passage.get("title") or "" for passage in passages]
-        bodies = [passage["text"] for passage in passages]
+        questions, given = given_texts(questions, "questions"), given_passages(passages)
+        titles, bodies = [passage.title for passage in given], [passage.text for passage in given]
         frame = self.texts.frame
         limit = frame.max_length if frame.cut == "longest" else self.max_question_length
-        asked = bare_question(self.tokenizer, list(questions), limit, self.texts.question_form)
+        asked = bare_question(self.tokenizer, questions, limit, self.texts.question_form)
         read = bare_passage(self.tokenizer, titles, bodies, frame.max_length, self.texts.passage_form)
         found, seconds, cut = frame.rows(asked.ids, read.ids)
         return found, seconds, max(cut, asked.truncated, read.truncated)

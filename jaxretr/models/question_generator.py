@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from jaxretr.models.generation import decoding
 from jaxretr.models.generation.decoders import decoder_of
 from jaxretr.models.generation.decoding import Generated, Sampling
 from jaxretr.models.generation.prompts import prompt_texts, prompts, suited_template
+from jaxretr.models.given_texts import Passages, given_passages
 from jaxretr.models.hub import t5_params
 from jaxretr.models.hub.cross_encoder_folder import read_causal_lm
 from jaxretr.models.hub.dual_encoder_folder import model_folder
@@ -160,7 +161,7 @@ class QuestionGenerator:
 
     def generate(
         self,
-        passages: Sequence[Mapping[str, str]],
+        passages: Passages,
         *,
         per_passage: int = 1,
         **settings: Any,
@@ -168,7 +169,7 @@ class QuestionGenerator:
         """Write questions about passages, on all local devices.
 
         Args:
-          passages: n mappings with "text" and perhaps "title".
+          passages: n passages, as for `TextEncoder.encode_passages`.
           per_passage: questions about each passage; with temperature 0 they are equal.
           settings: further arguments of `generate_tokens`.
 
@@ -180,7 +181,7 @@ class QuestionGenerator:
 
     def generate_tokens(
         self,
-        passages: Sequence[Mapping[str, str]],
+        passages: Passages,
         *,
         per_passage: int = 1,
         sampling: Sampling | None = None,
@@ -191,7 +192,7 @@ class QuestionGenerator:
         """Write questions as `generate` does, as token ids; `draws` reads them.
 
         Args:
-          passages: n mappings with "text" and perhaps "title".
+          passages: n passages, as for `TextEncoder.encode_passages`.
           per_passage: questions about each passage.
           sampling: the way in which tokens are chosen; None: `Sampling()`.
           seed: seed of the draws.
@@ -204,8 +205,9 @@ class QuestionGenerator:
         at_least(1, per_passage=per_passage, batch_size=batch_size)
         check_seed(seed)
         sampling = sampling or Sampling()
-        titles = [passage.get("title") or "" for passage in passages]
-        rows, self.truncated = prompts(self.tokenizer, self.texts, titles, [each["text"] for each in passages])
+        given = given_passages(passages)
+        titles, bodies = [passage.title for passage in given], [passage.text for passage in given]
+        rows, self.truncated = prompts(self.tokenizer, self.texts, titles, bodies)
         count, length = len(rows) * per_passage, sampling.max_new_tokens
         result = Generated(
             np.zeros((count, length), np.int32),

@@ -1,7 +1,7 @@
 """The question scorer for users: texts in, scores out. scorers/t5_scorer.py has the mathematics."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer
 from jaxretr.models.backbones.adapter_layers import count
 from jaxretr.models.backbones.layers import Params
 from jaxretr.models.backbones.t5 import T5Config
+from jaxretr.models.given_texts import Passages, given_pairs, given_passages, given_texts
 from jaxretr.models.hub import t5_params
 from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.hf_files import resolve
@@ -122,7 +123,7 @@ class QuestionScorer:
     def score(
         self,
         questions: Sequence[str],
-        passages: Sequence[Mapping[str, str]],
+        passages: Passages,
         *,
         batch_size: int = 32,
         shapes: T5Shapes | None = None,
@@ -133,7 +134,7 @@ class QuestionScorer:
 
         Args:
           questions: n questions.
-          passages: n mappings with "title" and "text".
+          passages: n passages, as for `TextEncoder.encode_passages`.
           batch_size: pairs at once.
           shapes: shapes from `few_shapes`, whose programs `compile` compiles in advance, instead of `batch_size`; None:
             shapes that suit each batch.
@@ -144,11 +145,10 @@ class QuestionScorer:
         Raises:
           UsageError: the two have different lengths.
         """
-        if len(questions) != len(passages):
-            raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
+        questions, given = given_pairs(questions, passages)
         if not questions:
             return np.zeros(0, np.float32)
-        rows, targets, _ = self.rows(questions, passages)
+        rows, targets, _ = self.rows(questions, given)
         # Pairs of one passage are adjacent and share its encoding; similar lengths share a batch.
         order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
         scores = np.zeros(len(rows), np.float32)
@@ -163,13 +163,12 @@ class QuestionScorer:
             scores[batch] = self._score_batch(params, *pairs, size, shapes)
         return scores
 
-    def rows(
-        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
-    ) -> tuple[list[list[int]], list[list[int]], int]:
+    def rows(self, questions: Sequence[str], passages: Passages) -> tuple[list[list[int]], list[list[int]], int]:
         """Return the token ids of the passages and of the questions, and the number of pairs that were cut."""
-        titles = [passage.get("title", "") for passage in passages]
-        read = scorer_passage(self.tokenizer, titles, [passage["text"] for passage in passages], self.passage_length)
-        asked = scorer_target(self.tokenizer, list(questions), self.max_question_length)
+        questions, given = given_texts(questions, "questions"), given_passages(passages)
+        titles, bodies = [passage.title for passage in given], [passage.text for passage in given]
+        read = scorer_passage(self.tokenizer, titles, bodies, self.passage_length)
+        asked = scorer_target(self.tokenizer, questions, self.max_question_length)
         return read.ids, asked.ids, max(read.truncated, asked.truncated)
 
     def _score_batch(

@@ -1,12 +1,13 @@
 """Interface of every encoder: `TextEncoder`, whose two subclasses are `DualEncoder` and `CombinedEncoder`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from jaxretr.models.embed import Side
+from jaxretr.models.given_texts import Passages
 
 Advance = Callable[[int], object]
 """Function that is called with the number of texts that were embedded since the last call."""
@@ -59,7 +60,7 @@ class TextEncoder(ABC, Generic[Config]):
 
     def encode_passages(
         self,
-        passages: Sequence[Mapping[str, str] | str | Any],
+        passages: Passages,
         *,
         batch_size: int | None = None,
         progress: bool | None = None,
@@ -67,7 +68,7 @@ class TextEncoder(ABC, Generic[Config]):
         """Embed passages.
 
         Args:
-          passages: n of {"title": ..., "text": ...} (other keys are ignored, and a missing title is an empty one),
+          passages: n of {"title": ..., "text": ...} (other keys are ignored, and a missing title or None is an empty one),
             objects with `.title` and `.text`, or plain texts.
           batch_size: as in `encode_queries`.
           progress: as in `encode_queries`.

@@ -116,6 +116,16 @@ def check_list(name: str, values: object) -> None:
         raise UsageError(f"{name}={_short(values)}: a {type(values).__name__} is no list; give a list")
 
 
+def no_rows(values: object) -> str:
+    """Why the elements of a collection are no rows in an order, with a remedy; "" where they are."""
+    kind = type(values).__name__
+    if isinstance(values, set | frozenset):
+        return f"a {kind} has no order; give a list"
+    if hasattr(values, "columns") and hasattr(values, "shape"):
+        return f"a {kind} would be read as the names of its columns; give its rows as a list, or one column"
+    return ""
+
+
 def _short(value: object) -> str:
     """A value in a message: its beginning, in one line."""
     text = " ".join(repr(value).split())

@@ -270,6 +270,14 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             lambda: jaxretr.search(Module(), np.eye(2), queries={"q1": "who"}),
             "questions: a list is expected, not a dict; give Question(id, text)",
         ),
+        (
+            lambda: jaxretr.search("model", tmp_path, queries={"who", "what"}),
+            "questions: a set has no order; give a list",
+        ),
+        (
+            lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), ids={"a", "b"}),
+            "ids: a set has no order; give a list",
+        ),
         (lambda: jaxretr.load_encoder(3), "3: a int is neither a path nor a name; give a str or a Path"),
         (lambda: jaxretr.load_encoder("a\0b"), "'a\\x00b': a path has no NUL character"),
         (lambda: jaxretr.load_encoder("a/" + "b" * 300), "no file has so long a name; choose a shorter name"),

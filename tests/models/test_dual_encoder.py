@@ -230,6 +230,15 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
     assert f"'files:CORPUS[words={longest * 150 // 256}]' makes passages of them" in caplog.text
 
 
+class Table(list):
+    """What of a DataFrame counts: iterating over it gives the names of its columns."""
+
+    columns, shape = ("title", "text"), (5, 2)
+
+    def __init__(self) -> None:
+        super().__init__(self.columns)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -242,13 +251,25 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
             lambda e: e.encode_passages([{"title": "a", "txt": "b"}]),
             r"passages\[0\]: has no 'text'; did you mean 'txt'",
         ),
-        (lambda e: e.encode_passages([{"title": None, "text": "b"}]), r"passages\[0\].title: a text is expected"),
+        (lambda e: e.encode_passages([{"title": 3, "text": "b"}]), r"passages\[0\].title: a text is expected"),
+        # Their elements are the names of columns, or come in any order.
+        (
+            lambda e: e.encode_passages(Table()),
+            "passages: a Table would be read as the names of its columns; give its rows",
+        ),
+        (lambda e: e.encode_queries(Table()), "queries: a Table would be read as the names of its columns"),
+        (lambda e: e.encode_queries({"a", "b"}), "queries: a set has no order; give a list"),
         (lambda e: e.encode_queries(["a"], batch_size=0), "batch_size=0: must be at least 1"),
     ],
 )
 def test_wrong_input_is_named(encoder: DualEncoder, call: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         call(encoder)
+
+
+def test_a_title_of_none_is_an_empty_one(encoder: DualEncoder) -> None:
+    found = encoder.encode_passages([{"title": None, "text": "b"}, {"title": "", "text": "b"}, {"text": "b"}])
+    np.testing.assert_array_equal(found, found[[0, 0, 0]])
 
 
 @settings(max_examples=60, deadline=None)

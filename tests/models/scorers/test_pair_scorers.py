@@ -11,6 +11,7 @@ import pytest
 from pair_models import KINDS, PAIRS, make_model
 
 import jaxretr
+from jaxretr.data.corpus import Passage
 from jaxretr.data.tokens import bare_question
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.engine_choice import ENGINE_VARIABLE
@@ -189,3 +190,21 @@ def test_several_devices_share_the_pairs_and_agree(tmp_path: Path) -> None:
     apart = [scorer.score([q], [p])[0] for q, p in zip(QUESTIONS, PASSAGES, strict=True)]
     np.testing.assert_allclose(whole, apart, atol=ROUNDING)
     assert dataclasses.replace(scorer.texts.frame, max_length=8).room == 5
+
+
+@pytest.mark.parametrize("kind", ["cross_encoder", "t5"])
+def test_scorers_take_passages_as_encoders_do(tiny_models: Path, tiny_cross_encoder: Path, kind: str) -> None:
+    scorer = load_scorer(tiny_cross_encoder if kind == "cross_encoder" else tiny_models / "scorer")
+    text = "It was written by her."
+    given = [text, {"text": text}, {"title": None, "text": text}, Passage("p", "", text)]
+    expected = scorer.score(["who wrote it"] * 4, [{"title": "", "text": text}] * 4)
+    np.testing.assert_array_equal(scorer.score(["who wrote it"] * 4, given), expected)
+    for questions, passages, message in (
+        (["who"], [{"title": "a", "txt": "b"}], r"passages\[0\]: has no 'text'; did you mean 'txt'"),
+        (["who", None], ["a", "b"], r"questions\[1\]: a text is expected, not NoneType"),
+        ("who", ["a", "b", "c"], "questions: a list is expected, not str"),
+        (["who"], {"a"}, "passages: a set has no order; give a list"),
+        (["who"], ["a", "b"], "1 questions and 2 passages; give one passage a question"),
+    ):
+        with pytest.raises(UserError, match=message):
+            scorer.score(questions, passages)
