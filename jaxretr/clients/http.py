@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxretr.clients.source import ScoredDocument, Side
 from jaxretr.indexes.index import Document, Written
-from jaxretr.runtime.errors import UsageError, UserError, import_package
+from jaxretr.runtime.errors import UsageError, UserError, check_list, check_rows, import_package
 
 # The most that the service accepts in a request, see jaxretr/serve/requests.py.
 _TEXTS, _DOCUMENTS, _IDS, _QUERIES, _HITS = 256, 512, 10_000, 64, 10_000
@@ -142,7 +142,8 @@ class Client:
     def delete(self, ids: Sequence[str], *, index: str | None = None) -> Written:
         """Remove documents; ids that are not there are not counted."""
         total = Written(0)
-        for done in self._in_parts(f"/v1/{self._index(index)}/delete", "ids", ids, _IDS):
+        check_list("ids", ids)  # The letters of a single id may be ids themselves.
+        for done in self._in_parts(f"/v1/{self._index(index)}/delete", "ids", list(ids), _IDS):
             total = Written(done["sequence"], deleted=total.deleted + done["deleted"])
         return total
 
@@ -189,7 +190,9 @@ class Client:
 
         Raises:
           ServiceError: a row alone is larger than the service accepts; then nothing was sent.
+          UsageError: one text in place of a list, or rows without an order; likewise.
         """
+        check_rows(field, rows)
         head = b'{"%s":[' % field.encode()
         tail = b"]}" if not more else b"]," + _json(more)[1:]
         rows = list(rows)

@@ -49,5 +49,5 @@ class Local:
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Embed texts; float32 [n, D]."""
         if side == "query":
-            return self.encoder.encode_queries(list(texts))
-        return self.encoder.encode_passages(list(texts))
+            return self.encoder.encode_queries(texts)
+        return self.encoder.encode_passages(texts)

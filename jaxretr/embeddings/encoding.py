@@ -24,7 +24,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 from jaxretr.models.encode import note_cut
 from jaxretr.models.text_encoder import TextEncoder
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice, check_list, no_rows, path_text
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice, check_list, check_rows, path_text
 from jaxretr.runtime.parallel.hosts import agree, wait_for_all
 from jaxretr.runtime.parallel.memory import announce
 from jaxretr.runtime.progress import Progress, counted
@@ -253,9 +253,7 @@ def _questions(queries: Path_ | Sequence[Question] | None) -> Sequence[Question]
     assert queries is not None
     if isinstance(queries, str | Path):
         return read_questions(Path(queries))
-    check_list("queries", queries)
-    if why := no_rows(queries):
-        raise UserError(f"queries: {why}")
+    check_rows("queries", queries)
     questions = list(queries)
     if wrong := next((each for each in questions if not isinstance(each, Question)), None):
         raise UsageError(f"queries: a {type(wrong).__name__} is no Question; give Question(id, text), or a file")

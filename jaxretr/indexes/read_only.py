@@ -9,7 +9,7 @@ import numpy as np
 from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.indexes.filters import FilterOptions, Value
 from jaxretr.indexes.index import Document, Hit, Index, Opening, SearchOptions, Standing, find_unchanging
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, check_rows
 from jaxretr.runtime.storage.paths import cache_root
 
 ScoredIds = tuple[np.ndarray, list[list[str]]]
@@ -104,6 +104,7 @@ class ReadOnlyIndex:
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """Implement `Index.documents`."""
+        check_rows("ids", ids)
         return [None if (row := self._row_of.get(id)) is None else self._document(id, row) for id in ids]
 
     def _document(self, id: str, row: int) -> Document:
@@ -115,6 +116,7 @@ class ReadOnlyIndex:
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Implement `Index.vectors`."""
+        check_rows("ids", ids)
         ids = list(ids)
         for start in {self._read, 0}:
             # Whoever reads all in their order needs no dictionary of them.

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -116,9 +116,18 @@ def check_list(name: str, values: object) -> None:
         raise UsageError(f"{name}={_short(values)}: a {type(values).__name__} is no list; give a list")
 
 
+def check_rows(name: str, values: object) -> None:
+    """Raise UsageError for a parameter, by its name, whose elements are no rows in an order."""
+    check_list(name, values)
+    if why := no_rows(values):
+        raise UsageError(f"{name}: {why}")
+
+
 def no_rows(values: object) -> str:
     """Why the elements of a collection are no rows in an order, with a remedy; "" where they are."""
     kind = type(values).__name__
+    if isinstance(values, Mapping):
+        return f"a {kind} would be read as its keys; give a list"
     if isinstance(values, set | frozenset):
         return f"a {kind} has no order; give a list"
     if hasattr(values, "columns") and hasattr(values, "shape"):

@@ -17,6 +17,7 @@ import pytest
 from running import running
 
 from jaxretr.clients.http import Client, ServiceError
+from jaxretr.clients.local import Local
 from jaxretr.clients.source import ScoredDocument
 from jaxretr.indexes.index import Document
 from jaxretr.models.dual_encoder import DualEncoder
@@ -133,6 +134,24 @@ def test_what_no_request_can_hold_is_refused_before_anything_is_sent(small: Clie
         assert small.doc("fits", index="notes") is None
     with pytest.raises(ServiceError, match=r"input\.0: "):
         small.embed(["x" * 2000])
+
+
+def test_a_single_text_is_no_list_of_its_letters(client: Client, encoder: DualEncoder) -> None:
+    """embed("who") gave three vectors, and delete("12") removed the documents 1 and 2."""
+    client.upsert([Document("1", "", "a", {}), Document("2", "", "b", {})], index="notes")
+    for call, name in (
+        (lambda: client.embed("12"), "input"),
+        (lambda: Local(encoder).embed("12"), "passages"),
+        (lambda: client.search_batch("12", index="wiki"), "query"),
+        (lambda: client.rerank("12", "12"), "documents"),
+        (lambda: client.delete("12", index="notes"), "ids"),
+    ):
+        with pytest.raises(UserError, match=f"^{name}(='12': is a single one; give|: a list is expected)"):
+            call()
+    with pytest.raises(UserError, match="input: a set has no order; give a list"):
+        client.embed({"1", "2"})
+    assert client.doc("1", index="notes") and client.doc("2", index="notes")
+    assert client.delete({"1", "2"}, index="notes").deleted == 2
 
 
 @pytest.mark.parametrize(

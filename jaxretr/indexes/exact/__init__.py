@@ -25,7 +25,7 @@ from jaxretr.indexes.exact.host_rows import (
 from jaxretr.indexes.exact.slabs import Slab, cut_to_slabs, search_slabs
 from jaxretr.indexes.filters import FilterOptions, Filters, Metadata, Where
 from jaxretr.indexes.topk import BLOCK_ROWS, NO_ROW
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_list, did_you_mean, no_rows
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_rows, did_you_mean
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, to_host
 
 log = logging.getLogger(__name__)
@@ -390,9 +390,7 @@ def unique_ids(ids: Sequence[str], n: int, source: str = "ids") -> list[str]:
     """Return ids as a list; raise UserError if they are not n different strings."""
     if isinstance(ids, np.ndarray):
         ids = np.atleast_1d(ids).tolist()
-    check_list(source, ids)
-    if why := no_rows(ids):
-        raise UserError(f"{source}: {why}")
+    check_rows(source, ids)
     ids = [str(name) if isinstance(name, np.str_) else name for name in ids]
     if len(ids) != n:
         raise UserError(f"{source}: {len(ids)} ids for {n} embeddings; give one id for each row")

@@ -15,7 +15,7 @@ from jaxretr.indexes.graph_width import Width, width_of
 from jaxretr.indexes.index import Document, Hit, Opening, SearchOptions, Standing, find_unchanging
 from jaxretr.indexes.lance.build import verify as verify
 from jaxretr.indexes.lance.table import KIND, LanceTable
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, check_rows
 from jaxretr.runtime.storage import manifest
 
 
@@ -84,6 +84,7 @@ class LanceIndex:
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """Implement `Index.documents`."""
+        check_rows("ids", ids)
         rows = self._table.rows(ids, ["title", "text", "metadata"])
         documents = {
             name: Document(name, row["title"], row["text"], json.loads(row["metadata"])) for name, row in rows.items()
@@ -92,6 +93,7 @@ class LanceIndex:
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Implement `Index.vectors`."""
+        check_rows("ids", ids)
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]
         if missing:

@@ -26,7 +26,7 @@ from jaxretr.indexes.live.upkeep import Upkeep
 from jaxretr.indexes.live.view import View
 from jaxretr.indexes.live.writes import Change, ModelChanged
 from jaxretr.indexes.recall import as_dict
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, check_list, check_rows
 from jaxretr.runtime.parallel import memory
 
 log = logging.getLogger(__name__)
@@ -267,11 +267,13 @@ class LiveIndex:
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """The passages of these ids, None for one that is not there."""
+        check_rows("ids", ids)
         with self.database.reading() as connection:
             return database.documents(connection, ids)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """The vectors of passages that are there, float32 [n, D]; see `Index.vectors`."""
+        check_rows("ids", ids)
         return self._view.vectors(ids)
 
     def facts(self) -> dict[str, Any]:
@@ -321,6 +323,7 @@ class LiveIndex:
         Raises:
           StorageFull: nothing was removed.
         """
+        check_list("ids", ids)  # The letters of a single id may be ids themselves.
         if not ids:
             return Written(self._view.sequence)
         return self.writer.write(functools.partial(writes.delete, ids=list(dict.fromkeys(ids))), len(ids))

@@ -30,7 +30,7 @@ from jaxretr.indexes.pgvector.connections import Connection, Database
 from jaxretr.indexes.pgvector.searching import search
 from jaxretr.indexes.pgvector.table import Names, State, holds
 from jaxretr.indexes.recall import as_dict
-from jaxretr.runtime.errors import UserError, import_extra
+from jaxretr.runtime.errors import UserError, check_list, check_rows, import_extra
 
 sql = import_extra("psycopg.sql", "pgvector")
 
@@ -168,6 +168,7 @@ class PgvectorIndex:
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """Implement `Index.documents`."""
+        check_rows("ids", ids)
         documents = self._run(lambda connection, state: self._documents(connection, ids))
         return [documents.get(name) for name in ids]
 
@@ -178,6 +179,7 @@ class PgvectorIndex:
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Implement `Index.vectors`."""
+        check_rows("ids", ids)
         vector_of = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in vector_of]
         if missing:
@@ -213,6 +215,7 @@ class PgvectorIndex:
 
     def delete(self, ids: Sequence[str]) -> Written:
         """Implement `Writable.delete`."""
+        check_list("ids", ids)  # The letters of a single id may be ids themselves.
         names = [name for name in ids if holds(name)]
         sequence, count = self._write(
             lambda connection, state: writing.delete(connection, self._names, state.generation, names)

@@ -33,6 +33,20 @@ def test_what_is_written_is_found_and_counted(tmp_path: Path, monkeypatch: pytes
     again.close()
 
 
+def test_a_single_id_is_no_list_of_its_letters(tmp_path: Path) -> None:
+    """delete("12") removed the passages 1 and 2."""
+    index = open_live(tmp_path / "index")
+    put(index, [document("1"), document("2"), document("12")])
+    for call in (index.delete, index.documents, index.vectors):
+        with pytest.raises(UserError, match="ids='12': is a single one; give a list"):
+            call("12")
+    with pytest.raises(UserError, match="ids: a set has no order; give a list"):
+        index.vectors({"1", "2"})
+    assert len(index) == 3
+    assert index.delete({"1", "2"}) == Written(2, deleted=2)
+    index.close()
+
+
 def test_a_filter_finds_nothing_once_the_last_document_with_its_field_is_gone(tmp_path: Path) -> None:
     """A snapshot or a restart made it an error: a service's client failed at a time that nobody chose."""
     draft = SearchOptions(where={"draft": True}, exact=True)
