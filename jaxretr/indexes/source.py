@@ -115,6 +115,15 @@ class IndexSource:
             raise UserError(f"{corpus}: ends after {count} passages of the store's {len(self.ids)}; {wrong}")
 
 
+def masked(blocks: Iterable[np.ndarray], mask: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of blocks [n, D] that a mask over all of them, bool [N], lets pass."""
+    first = 0
+    for block in blocks:
+        if (passing := mask[first : first + len(block)]).any():
+            yield block[passing]
+        first += len(block)
+
+
 def rebatched(blocks: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
     """Join and cut blocks [n, D] so that each but the last has `rows` rows: one shape means one compiled program.
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from jaxretr.config import ENGINE_LABELS, EngineName
 from jaxretr.data.arrays import read_array, write_header
 from jaxretr.indexes.certified.engine import Proposed
-from jaxretr.indexes.certified.worker import CODES, TOKENS
+from jaxretr.indexes.certified.worker import CODES, TOKENS, sample_rows
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel.machine import cpu_threads
 
@@ -34,8 +34,8 @@ _CODEBOOK_ROWS = 65_536
 
 _ITERATIONS = 10
 
-# Rows that are read, and that codes are made of, at a time.
-_ROWS_READ, _BLOCK_ROWS = 2048, 16_384
+# Rows that codes are made of at a time.
+_BLOCK_ROWS = 16_384
 
 # Bytes that FAISS and its loops hold besides arrays.
 _FAISS_BYTES = 64 << 20
@@ -78,7 +78,7 @@ class FaissEngine:
     def train(self, vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> None:
         faiss = import_extra("faiss", "export")
         with _threads(faiss, cpu_threads()):
-            centres, codebook = _learnt(faiss, _sample(vectors, sample, seed), leaves, seed)
+            centres, codebook = _learnt(faiss, sample_rows(vectors, sample, seed, shuffled=True), leaves, seed)
         np.save(out / CENTRES, centres)
         np.save(out / CODEBOOK, codebook)
 
@@ -179,19 +179,6 @@ def _learnt(
     quantizer.cp.seed, quantizer.cp.min_points_per_centroid, quantizer.cp.max_points_per_centroid = seed, 1, len(sample)
     quantizer.train(_padded(sample - centres[leaf]))
     return centres, faiss.vector_to_array(quantizer.centroids).reshape(-1, _VALUES, _DIMENSIONS_A_CODE)
-
-
-def _sample(vectors: Path, count: int, seed: int) -> NDArray[np.float32]:
-    """Some rows [count, D], in a random order, without holding the others."""
-    n, dim = np.load(vectors, mmap_mode="r").shape
-    row_numbers = np.random.default_rng(seed).choice(n, count, replace=False)
-    order = np.argsort(row_numbers)
-    rows = np.empty((count, dim), np.float32)
-    for start in range(0, count, _ROWS_READ):
-        places = order[start : start + _ROWS_READ]
-        # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
-        rows[places] = np.load(vectors, mmap_mode="r")[row_numbers[places]]
-    return rows
 
 
 def _nearest(

@@ -11,7 +11,7 @@ tuned. A filter seldom has to do with chance, so that the recall must be certain
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -27,6 +27,7 @@ from jaxretr.indexes.certified.tuning import FilterSetting, Setting
 from jaxretr.indexes.measuring import GroundTruth
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import FilterLine, Recall, certain_recall
+from jaxretr.indexes.source import masked
 from jaxretr.runtime.parallel import memory
 
 # Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.
@@ -248,15 +249,6 @@ def _cases(index: Measurable, questions: Questions, part: slice, share: float) -
     return cases
 
 
-def _read(rows: Rows, allowed: NDArray[np.bool_]) -> Iterator[np.ndarray]:
-    """The vectors of the allowed rows, [n, D] at a time, without holding what was read before."""
-    first = 0
-    for block in rows.vector_blocks():
-        if (mask := allowed[first : first + len(block)]).any():
-            yield block[mask]
-        first += len(block)
-
-
 def _case(
     index: Measurable,
     kind: Kind,
@@ -267,5 +259,6 @@ def _case(
     rows = np.flatnonzero(allowed)
     place = np.full(len(allowed) + 1, -1)  # the last one: of no row
     place[rows] = np.arange(len(rows))
-    truth = question_sets.with_exact(questions, place[own_rows], _read(index.rows, allowed), index.facts.k, len(rows))
+    blocks = masked(index.rows.vector_blocks(), allowed)
+    truth = question_sets.with_exact(questions, place[own_rows], blocks, index.facts.k, len(rows))
     return Case(kind, allowed, GroundTruth(questions, rows[truth.exact], own_rows))

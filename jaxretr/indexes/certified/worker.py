@@ -76,7 +76,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
 
     ScaNN would learn both at once; but when it saves that, it writes the codebook out once for each leaf.
     """
-    rows = _sample_rows(vectors, sample, seed)
+    rows = sample_rows(vectors, sample, seed, shuffled=False)
     dim = rows.shape[1]
     length = float(np.sqrt(np.mean(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))))
     tree = {
@@ -108,14 +108,18 @@ def _rows_of(vectors: str) -> int:
     return len(np.load(vectors, mmap_mode="r"))
 
 
-def _sample_rows(vectors: str, sample: int, seed: int) -> np.ndarray:
-    """Draw rows of a file of vectors, float32 [sample, D]."""
-    n = _rows_of(vectors)
-    row_numbers = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
-    rows = np.empty((sample, np.load(vectors, mmap_mode="r").shape[1]), np.float32)
+def sample_rows(vectors: str | Path, sample: int, seed: int, *, shuffled: bool) -> np.ndarray:
+    """Draw rows of a file of vectors, float32 [sample, D], without holding the others; in their order, or a random one."""
+    n, dim = np.load(vectors, mmap_mode="r").shape
+    row_numbers = np.random.default_rng(seed).choice(n, sample, replace=False)
+    if not shuffled:
+        row_numbers.sort()
+    order = np.argsort(row_numbers)
+    rows = np.empty((sample, dim), np.float32)
     for start in range(0, sample, _ROWS_READ):
+        part = order[start : start + _ROWS_READ]
         # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
-        rows[start : start + _ROWS_READ] = np.load(vectors, mmap_mode="r")[row_numbers[start : start + _ROWS_READ]]
+        rows[part] = np.load(vectors, mmap_mode="r")[row_numbers[part]]
     return rows
 
 

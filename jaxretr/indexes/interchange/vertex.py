@@ -18,7 +18,7 @@ from jaxretr.indexes import golden_hits, passage_fields
 from jaxretr.indexes.interchange import row_digests
 from jaxretr.indexes.interchange.vertex_schema import DELETE, MOST_FILES, Checker
 from jaxretr.indexes.passage_fields import VertexFields
-from jaxretr.indexes.source import IndexSource, as_json, expected_bytes, silent
+from jaxretr.indexes.source import IndexSource, as_json, expected_bytes, masked, silent
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
@@ -95,7 +95,7 @@ def export(
         row_digests.write(partial, source.ids, digests)
         vectors = golden_hits.questions(encoder)
         written_ids = [source.ids[row] for row in np.flatnonzero(written)]
-        golden_hits.write(partial, vectors, golden_hits.exact(_masked(source, written), written_ids, vectors))
+        golden_hits.write(partial, vectors, golden_hits.exact(masked(source.pieces(), written), written_ids, vectors))
         facts = {
             **source.facts(),
             "written": int(written.sum()),
@@ -166,14 +166,6 @@ def _rows(
     field_rows = ((where, name, fields.of(where, row)) for where, name, row in passage_fields.rows(corpus))
     yield from zip(vectors, source.in_step(field_rows, corpus), strict=True)
     fields.check_found(corpus)
-
-
-def _masked(source: IndexSource, written: np.ndarray) -> Iterator[np.ndarray]:
-    row = 0
-    for piece in source.pieces():
-        if (mask := written[row : row + len(piece)]).any():
-            yield piece[mask]
-        row += len(piece)
 
 
 def _line(name: str, vector: np.ndarray, extras: Mapping[str, Any]) -> str:

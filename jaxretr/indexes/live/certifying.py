@@ -66,13 +66,12 @@ def of_snapshot(snapshot: Snapshot) -> Certified | None:
     )
 
 
-def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) -> Certified:
+def measure(view: View, questions: NDArray[np.float32] | None) -> Certified:
     """Measure the approximate search of a state, including its tail and its removed rows.
 
     Args:
       view: the state.
       questions: vectors of questions that nothing was tuned on, float32 [Q, D]; by default passages stand in for them.
-      seed: the seed of the draw of those passages.
     """
     scann = view.base.scann
     assert scann is not None
@@ -80,7 +79,7 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
     own = np.full(0 if questions is None else len(questions), -1, np.int64)
     if questions is None:
         there = np.flatnonzero(np.concatenate([view.base_there, view.tail_there]))
-        own = np.random.default_rng(seed).choice(there, min(len(there) // 2, question_sets.MOST // 2), replace=False)
+        own = np.random.default_rng(0).choice(there, min(len(there) // 2, question_sets.MOST // 2), replace=False)
         questions = np.stack([view.vector(position) for position in own.tolist()])
     extra = int((own >= 0).any())
     depth = min(max(question_sets.DEPTH, scann.facts.k), view.count - extra)
@@ -96,7 +95,7 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         scann.facts.k,
         stand_ins=stand_ins,
         rows=view.count,
-        seed=seed,
+        seed=0,
         model=view.space.model,
         # The snapshot's settings hold: rows removed since are a filter like any other; the tail is searched exactly.
         filters=() if scann.certificate is None else scann.certificate.filters,
@@ -114,9 +113,9 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
 class RecentQuestions:
     """A uniform sample of the questions that were searched for."""
 
-    def __init__(self, most: int, seed: int = 0):
+    def __init__(self, most: int):
         """Keep at most `most` questions."""
-        self._most, self._draws, self._lock = most, np.random.default_rng(seed), threading.Lock()
+        self._most, self._draws, self._lock = most, np.random.default_rng(0), threading.Lock()
         self._kept: list[NDArray[np.float32]] = []
         self._seen = 0
 
