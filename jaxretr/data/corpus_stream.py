@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +11,6 @@ from jaxretr.data.corpus import Passage, passage_rows, rows_fingerprint
 from jaxretr.data.source import Input
 from jaxretr.data.text_rows import BadRows, RowError, find_input, json_object, numbered_lines
 from jaxretr.runtime.errors import UserError
-
-T = TypeVar("T")
-
-
-def _same(rows: Iterable[T]) -> Iterator[T]:
-    return iter(rows)
 
 
 class CorpusStream:
@@ -36,7 +30,7 @@ class CorpusStream:
         paths: Sequence[Input],
         *,
         skip_bad: bool = False,
-        watch: Callable[[Iterable[Passage]], Iterator[Passage]] = _same,
+        watch: Callable[[Iterable[Passage]], Iterator[Passage]] = iter,
     ):
         """Read everything twice: for the rows and their ids, and for the fingerprint.
 

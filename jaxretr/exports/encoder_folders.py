@@ -161,10 +161,7 @@ class Program:
             return manifest.finish(partial, out, self.kind, facts, text, self.verify)
 
     def verify(self, folder: Path) -> str:
-        """Check hashes, and let the exported towers embed the golden texts.
-
-        Returns:
-          A summary of what agrees, for people.
+        """Check hashes, and let the exported towers embed the golden texts; return a summary of what agrees.
 
         Raises:
           UserError: something differs; the message names it file by file.

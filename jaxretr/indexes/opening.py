@@ -63,10 +63,6 @@ def _exported(kind: str) -> Callable[[Path], bool]:
     return lambda folder: manifest.is_export(folder) and manifest.read(folder).kind == kind
 
 
-def _is_exact(folder: Path) -> bool:
-    return (folder / index_folder.META).exists()
-
-
 _ROOM = "jaxretr.indexes"
 
 KINDS = {
@@ -74,7 +70,9 @@ KINDS = {
     "live": IndexKind(f"{_ROOM}.live.kind", "a live index", is_live, has_texts=True),
     "scann": IndexKind(f"{_ROOM}.certified.kind", "an export --to scann", _exported("scann")),
     "lance": IndexKind(f"{_ROOM}.lance.index", "an export --to lance", _exported("lance"), has_texts=True),
-    "exact": IndexKind(f"{_ROOM}.exact.saved", "an exact index", _is_exact, shared=True),
+    "exact": IndexKind(
+        f"{_ROOM}.exact.saved", "an exact index", lambda folder: (folder / index_folder.META).exists(), shared=True
+    ),
     "pgvector": IndexKind(f"{_ROOM}.pgvector.index", "a table of PostgreSQL", has_texts=True),
 }
 """The kinds of indexes, by name; of those that tell a folder to be theirs the first one opens it."""

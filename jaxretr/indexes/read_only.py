@@ -74,11 +74,9 @@ class ReadOnlyIndex:
         return dict(zip(self._ids, range(len(self._ids)), strict=True))
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implement `Index.is_exact`."""
         return options.exact or not self._facts.get("targets")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implement `Index.search`."""
         scores, ids = self.search_ids(vectors, k, options)
         return [list(map(Hit, *each)) for each in zip(ids, scores.tolist(), strict=True)]
 
@@ -98,12 +96,10 @@ class ReadOnlyIndex:
     def listing(
         self, fields: Sequence[str] = (), *, share: bool = False
     ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
-        """Implement `Index.listing`."""
         ids = self._ids if share or self._all_ids is None else self._all_ids()
         return ids, {field: self._metadata[field] for field in fields}
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implement `Index.documents`."""
         check_rows("ids", ids)
         return [None if (row := self._row_of.get(id)) is None else self._document(id, row) for id in ids]
 
@@ -115,7 +111,6 @@ class ReadOnlyIndex:
         return Document(id, passage.title, passage.text, metadata)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implement `Index.vectors`."""
         check_rows("ids", ids)
         ids = list(ids)
         for start in {self._read, 0}:
@@ -129,7 +124,6 @@ class ReadOnlyIndex:
         return self._rows([self._row_of[id] for id in ids])
 
     def facts(self) -> dict[str, Any]:
-        """Implement `Index.facts`."""
         return {
             "passages": len(self),
             "dim": self.dim,

@@ -4,14 +4,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxretr.data.arrays import write_array
-from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import DEV, SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
 from jaxretr.data.made_of import check_same_settings, note_settings
@@ -98,7 +97,7 @@ def mine_lexical(
 
     log.info("reading the corpus")
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
-    stream = CorpusStream(paths, skip_bad=skip_bad, watch=_watch)
+    stream = CorpusStream(paths, skip_bad=skip_bad, watch=lambda passages: counted(passages, "passage"))
     settings = {
         "corpus": {"files": [str(path) for path in stream.paths], "sha256": stream.fingerprint},
         **_settings_of_queries(queries, sampling_, documents_),
@@ -248,10 +247,6 @@ def _dev_queries(rankings: Sequence[Ranking], selection: Selection, count: int, 
             "and negatives; hold out fewer"
         )
     return usable[drawn(len(usable), count, seed, "dev")]
-
-
-def _watch(passages: Iterable[Passage]) -> Iterator[Passage]:
-    return counted(passages, "passage")
 
 
 def _log_sampled(sampled: dict[str, int]) -> None:

@@ -1,6 +1,5 @@
 """Loads the model, the indexes and the re-ranker that `jaxretr serve` is given."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,6 @@ from jaxretr.models.any_scorer import Scorer
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,6 @@ class JsonLines(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Implement `logging.Handler`."""
         self._lines.event(" ".join(record.getMessage().split()), level=record.levelname.lower(), logger=record.name)
 
 

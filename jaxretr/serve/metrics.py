@@ -49,11 +49,9 @@ class Metrics:
         self.registry.register(_State(queues, indexes))
 
     def waited(self, lane: str, seconds: float) -> None:
-        """Implement `batching.Observer`."""
         self._queue_seconds.labels(lane).observe(seconds)
 
     def computed(self, lane: str, texts: int, tokens: int, seconds: float) -> None:
-        """Implement `batching.Observer`."""
         self._batch_seconds.labels(lane).observe(seconds)
         self._batch_texts.labels(lane).observe(texts)
         self._batch_tokens.labels(lane).inc(tokens)

@@ -73,11 +73,9 @@ class IdConvertor(Convertor[str]):
     regex = "(?s:.*)"
 
     def convert(self, value: str) -> str:
-        """Implement `Convertor`."""
         return value
 
     def to_string(self, value: str) -> str:
-        """Implement `Convertor`."""
         return value
 
 

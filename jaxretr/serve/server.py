@@ -268,12 +268,10 @@ class _TimedProtocol(H11Protocol):
     _due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Implement `asyncio.Protocol`."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Implement `asyncio.Protocol`."""
         super().data_received(data)
         if self._waits():
             self._expect()
@@ -282,7 +280,6 @@ class _TimedProtocol(H11Protocol):
             self._due = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Implement `asyncio.Protocol`."""
         super().connection_lost(exc)
         if self._due is not None:
             self._due.cancel()

@@ -110,7 +110,7 @@ def rank(
         },
     )
     ranking = _Ranking(folder, queries, settings, depth, query_block, corpus_name)
-    if not ranking.is_finished():
+    if not (folder / "finished.json").exists():
         ranking.read(passages, shard_passages)
         ranking.order_ids()
         ranking.prepare_questions()
@@ -155,9 +155,6 @@ class _Ranking:
         return [(start, min(start + self.query_block, count)) for start in range(0, count, self.query_block)]
 
     # ---- the result --------------------------------------------------------------------------------------------------
-
-    def is_finished(self) -> bool:
-        return (self.folder / "finished.json").exists()
 
     def result(self) -> Ranking:
         return Ranking.open("bm25", self.folder, (len(self.queries), self.depth))

@@ -128,13 +128,7 @@ def read_ids(path: Path) -> list[str]:
 
 
 def verify(folder: str | Path) -> str:
-    """Compare every file with its sha256, and measure the certificate's recall again.
-
-    Args:
-      folder: a folder that `ScannIndex.save` wrote.
-
-    Returns:
-      A line that says what agrees.
+    """Compare every file with its sha256, and measure the certificate's recall again; return a line that says what agrees.
 
     Raises:
       UserError: something differs, or its engine does not work here, so that the recall cannot be measured.

@@ -5,7 +5,6 @@ the device (a CPU device takes an aligned array as it is), and no pages of a mem
 """
 
 import gc
-import math
 import mmap
 from collections.abc import Callable, Iterator
 
@@ -15,13 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.runtime.errors import UserError, at_least
-from jaxretr.runtime.parallel.mesh import put_rows, to_host
+from jaxretr.runtime.parallel.mesh import lendable, put_rows, to_host
 
 # Bytes that are converted and checked at a time.
 PIECE_BYTES = 4 * 2**20
-
-# XLA takes a host array as a CPU device's memory only at such an address.
-_ALIGNMENT = 64
 
 
 def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
@@ -40,7 +36,7 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
     Raises:
       UserError: a number is NaN, infinite, or too large for dtype.
     """
-    values = aligned((stop - start, rows.shape[1]), dtype)
+    values = lendable((stop - start, rows.shape[1]), dtype)
     at = 0
     for piece in pieces(rows[start:stop]):
         # JAX gives back the host memory of arrays that are gone when it is called next, or here: a slab of a stream
@@ -132,14 +128,6 @@ def checked_questions(vectors: np.ndarray, dim: int, k: int, source: str = "quer
     """Check the questions of a search for k hits of each, and copy them to float32 [B, D]; see `checked_matrix`."""
     at_least(1, k=k)
     return checked_matrix(vectors, dim, source)
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory that XLA takes as a CPU device's without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    skip = -memory.ctypes.data % _ALIGNMENT
-    return memory[skip : skip + size].view(dtype).reshape(shape)
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from jax import lax
 from jaxretr.indexes.exact import host_loops
 from jaxretr.indexes.exact.first_pass import RoundedQueries
 from jaxretr.indexes.exact.host_loops import WIDTH
-from jaxretr.indexes.exact.host_rows import aligned, scaled_questions, unscaled
+from jaxretr.indexes.exact.host_rows import scaled_questions, unscaled
 from jaxretr.runtime.parallel.machine import cpu_threads, has_amx
+from jaxretr.runtime.parallel.mesh import lendable
 
 # Rows that are multiplied in bfloat16 or made float32 at a time, and questions from which on bfloat16 is faster.
 BLOCK_ROWS, BFLOAT16_BATCH = 2048, 128
@@ -160,7 +161,7 @@ class HostSearch:
             rounded = rows.view(jnp.bfloat16)
             error, longest = 0.0, float(host_loops.longest_of(values, 0, len(values)))
         else:
-            rounded = aligned(rows.shape, np.dtype(jnp.bfloat16))
+            rounded = lendable(rows.shape, jnp.bfloat16)
 
             def round_piece(piece: slice):
                 return host_loops.round_rows(rows[piece].view(np.uint32), rounded[piece].view(np.uint16))

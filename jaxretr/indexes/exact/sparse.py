@@ -107,7 +107,6 @@ class SparseIndexes:
     def search_rows(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `SparseIndex`."""
         scores, rows, first = list[np.ndarray](), list[np.ndarray](), 0
         for part in self._parts:
             of_part = None if allowed is None else allowed[first : first + len(part)]

@@ -138,10 +138,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Check hashes, and let the golden questions search the index.
-
-    Returns:
-      A summary of what agrees, for people.
+    """Check hashes, and let the golden questions search the index; return a summary of what agrees.
 
     Raises:
       UserError: something differs (the message names it file by file), or FAISS is not installed.

@@ -80,10 +80,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Check hashes and lines, and let the golden questions search the vectors in the file, if they are not impacts.
-
-    Returns:
-      A summary of what agrees, for people.
+    """Check hashes and lines, and let the golden questions search the vectors in the file, if they are not impacts; return a summary of what agrees.
 
     Raises:
       UserError: something differs; the message names it file by file.

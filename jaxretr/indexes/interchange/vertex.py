@@ -5,7 +5,6 @@ next export that writes only what changed), golden hits, manifest.json and READM
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import repeat
@@ -24,8 +23,6 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.storage import manifest
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write
-
-log = logging.getLogger(__name__)
 
 KIND = "vertex"
 DATA = "data"
@@ -109,10 +106,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Check hashes and Vertex's schema, and let the golden questions search the rows in the files.
-
-    Returns:
-      A summary of what agrees, for people.
+    """Check hashes and Vertex's schema, and let the golden questions search the rows in the files; return a summary of what agrees.
 
     Raises:
       UserError: something differs; the message names it file by file.

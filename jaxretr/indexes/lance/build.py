@@ -84,10 +84,7 @@ def export(
 
 
 def verify(folder: str | Path) -> str:
-    """Check hashes, let the golden questions search the table, and measure the recall again.
-
-    Returns:
-      A summary of what agrees, for people.
+    """Check hashes, golden questions and the recall; return a summary of what agrees.
 
     Raises:
       UserError: something does not agree, or LanceDB is not installed.

@@ -61,11 +61,9 @@ class LanceIndex:
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implement `Index.is_exact`."""
         return options.exact or not self._settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """Implement `Index.search`."""
         vectors = checked_questions(vectors, self.dim, k, "questions")
         width = None
         if not options.exact and self._settings:
@@ -78,12 +76,9 @@ class LanceIndex:
     def listing(
         self, fields: Sequence[str] = (), *, share: bool = False
     ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
-        """Implement `Index.listing`."""
-
         return self._table.listing(fields)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implement `Index.documents`."""
         check_rows("ids", ids)
         rows = self._table.rows(ids, ["title", "text", "metadata"])
         documents = {
@@ -92,7 +87,6 @@ class LanceIndex:
         return [documents.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implement `Index.vectors`."""
         check_rows("ids", ids)
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]

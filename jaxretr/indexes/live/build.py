@@ -1,6 +1,5 @@
 """Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, islice, repeat
@@ -26,8 +25,6 @@ from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import atomic_folder
-
-log = logging.getLogger(__name__)
 
 # Documents per transaction.
 _PIECE_ROWS = 10_000

@@ -261,8 +261,6 @@ class LiveIndex:
     def listing(
         self, fields: Sequence[str] = (), *, share: bool = False
     ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
-        """Implement `Index.listing`."""
-
         return self._view.listing(fields)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:

@@ -7,7 +7,6 @@ the folder: a killed process resumes where it was, and no search ever sees vecto
 """
 
 import functools
-import logging
 import shutil
 import sqlite3
 import threading
@@ -30,8 +29,6 @@ from jaxretr.indexes.live.writes import Change
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError
-
-log = logging.getLogger(__name__)
 
 # Documents that are encoded and written at a time.
 BATCH = 256

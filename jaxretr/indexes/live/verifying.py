@@ -11,13 +11,7 @@ from jaxretr.runtime.errors import UserError
 
 
 def verify(folder: str | Path) -> str:
-    """Check a live folder, which another process may be writing.
-
-    Args:
-      folder: the index's folder.
-
-    Returns:
-      A line that says what agrees.
+    """Check a live folder, which another process may be writing; return a line that says what agrees.
 
     Raises:
       UserError: something does not agree; one line names all of it.

@@ -94,10 +94,7 @@ def export(
 
 
 def verify(address: Address) -> str:
-    """Compare the table with the facts that its export stated.
-
-    Returns:
-      A summary of what agrees, for people.
+    """Compare the table with the facts that its export stated; return a summary of what agrees.
 
     Raises:
       UserError: something does not agree.

@@ -116,7 +116,6 @@ class PgvectorIndex:
         return _standing(self._known)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Implement `Index.is_exact`."""
         return options.exact or not self._known.facts.settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
@@ -157,8 +156,6 @@ class PgvectorIndex:
     def listing(
         self, fields: Sequence[str] = (), *, share: bool = False
     ) -> tuple[Sequence[str], Mapping[str, Sequence[Value]]]:
-        """Implement `Index.listing`."""
-
         columns = [sql.SQL("metadata -> {}").format(sql.Literal(name)) for name in fields]
         statement = sql.SQL("SELECT {} FROM {} ORDER BY row").format(
             sql.SQL(", ").join([sql.SQL("id"), *columns]), self._names.passages
@@ -167,7 +164,6 @@ class PgvectorIndex:
         return [row[0] for row in rows], {name: [row[n] for row in rows] for n, name in enumerate(fields, 1)}
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """Implement `Index.documents`."""
         check_rows("ids", ids)
         documents = self._run(lambda connection, state: self._documents(connection, ids))
         return [documents.get(name) for name in ids]
@@ -178,7 +174,6 @@ class PgvectorIndex:
         return {row[0]: Document(*row) for row in rows}
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """Implement `Index.vectors`."""
         check_rows("ids", ids)
         vector_of = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in vector_of]
@@ -193,7 +188,6 @@ class PgvectorIndex:
         return {row[0]: row[1].to_numpy() for row in rows}
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """Implement `Writable.upsert`."""
         vectors = (
             checked_matrix(vectors, self.dim, "vectors") if len(documents) else np.empty((0, self.dim), np.float32)
         )
@@ -214,7 +208,6 @@ class PgvectorIndex:
         return Written(sequence, added=len(documents) - replaced, replaced=replaced)
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """Implement `Writable.delete`."""
         check_list("ids", ids)  # The letters of a single id may be ids themselves.
         names = [name for name in ids if holds(name)]
         sequence, count = self._write(
@@ -254,7 +247,6 @@ class PgvectorIndex:
         }
 
     def close(self) -> None:
-        """Implement `Index.close`."""
         self._database.close()
 
     @property

@@ -122,11 +122,8 @@ def shardings(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:
       split: whether the parameters are split over "data" as well.
     """
     axes = {axis for axis in (DATA, MODEL) if mesh.shape[axis] > 1}
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(tree, mesh, axes, split), is_leaf=_is_spec)
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, P)
+    specs = _specs(tree, mesh, axes, split)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
 
 
 _OPTIMIZER = "opt_state."

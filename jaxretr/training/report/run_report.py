@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ from jaxretr.training.report import curves, rendered, searches
 from jaxretr.training.report.examples import Example, choose, common_stems, show
 from jaxretr.training.report.run_files import RunFiles
 from jaxretr.version import __version__
-
-log = logging.getLogger(__name__)
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 

@@ -180,7 +180,6 @@ class ArtRun(CorpusRun):
         return read_table(path, jax.eval_shape(self.empty_table), self.corpus, self.questions, self.mesh)
 
     def arguments(self, state: RunState, batch: QuestionBatch) -> tuple[Any, ...]:
-        """See `CorpusRun.arguments`."""
         table = self.new_table() if state.table is None else state.table  # A checkpoint of an older version has none.
         return state.train, state.index, table, self.whole.passages, self.scorer_passages, self.scorer_params, batch
 

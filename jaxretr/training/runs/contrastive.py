@@ -226,7 +226,6 @@ class ContrastiveRun(CorpusRun):
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def step_of(self, number: int) -> Any:
-        """See `CorpusRun.step_of`."""
         return (self.mixture.mixes and self.steps[self._sets(number)[0]]) or self.programs.step
 
     def step(self, state: RunState, number: int, batch: ContrastiveBatch) -> tuple[RunState, dict[str, jax.Array]]:
@@ -249,7 +248,6 @@ class ContrastiveRun(CorpusRun):
         return self.mixture.sets_of(self.batches.indices(number))
 
     def arguments(self, state: RunState, batch: ContrastiveBatch) -> tuple[Any, ...]:
-        """See `CorpusRun.arguments`."""
         return state.train, state.index, self.passages, self.device_contents, batch
 
     def evaluate(self, state: RunState) -> dict[str, float]:

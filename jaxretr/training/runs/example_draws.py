@@ -88,11 +88,9 @@ class ExampleDraws:
 
     @property
     def places(self) -> int:
-        """See `Draws`."""
         return self.positives + self.static + self.mined_places
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Draws`."""
         rng = host_generator(self.seed, HostStream.EXAMPLES, step)
         if self._first:
             of_positives = self.examples.positives.offsets[chosen][:, None]
@@ -114,7 +112,6 @@ class ExampleDraws:
         return np.concatenate(parts, axis=1), teacher
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """See `Draws`."""
         known = np.full((len(chosen), self._known_width), NO_PASSAGE, np.int32)
         lengths = self._known.lengths[chosen]
         known[np.arange(self._known_width) < lengths[:, None]] = np.concatenate([self._known[i] for i in chosen])
@@ -299,11 +296,9 @@ class LexicalDraws:
 
     @property
     def places(self) -> int:
-        """See `Draws`."""
         return 1 + self.static
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Draws`."""
         rng = host_generator(self.seed, HostStream.LEXICAL_EXAMPLES, step)
         teacher = rng.integers(len(self.teachers), size=len(chosen))
         positives, negatives = (

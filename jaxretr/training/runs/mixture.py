@@ -183,7 +183,6 @@ class DevSets(DevSet):
         self.questions = [question for each in sets.values() for question in each.questions]
 
     def digest(self) -> str:
-        """See `DevSet`."""
         return digest({name: each.digest() for name, each in self.sets.items()})
 
     def metrics(self, train: TrainState, whole: WholeCorpus, live: Any = None) -> dict[str, float]:
@@ -253,7 +252,6 @@ class _MixtureDraws(Draws):
 
     @property
     def places(self) -> int:
-        """See `Draws`."""
         return self.positives + max(each.examples.draws.places - each.examples.draws.positives for each in self.members)
 
     @cached_property
@@ -263,7 +261,6 @@ class _MixtureDraws(Draws):
         return max(each.examples.draws.known(nobody).shape[1] for each in self.members)
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Draws`."""
         parts = [(mine, member, *member.examples.draws.rows(own, step)) for mine, member, own in self._divided(chosen)]
         if not self.mixed:
             [(_, member, rows, teacher)] = parts
@@ -280,7 +277,6 @@ class _MixtureDraws(Draws):
         return drawn, scores if any(teacher is not None for *_, teacher in parts) else None
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """See `Draws`."""
         known = np.full((len(chosen), self.known_width), NO_PASSAGE, np.int32)
         for mine, member, own in self._divided(chosen):
             rows = member.rows(member.examples.draws.known(own))

@@ -55,7 +55,6 @@ class PassageLmRun(LanguageModelRun):
         super().__init__(programs, data, read)
 
     def make_batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:
-        """See `Examples.batch`."""
         return self.examples.batch(rows, rng, training)
 
     def first_parameters(self, seed: int) -> Params:
