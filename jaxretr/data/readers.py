@@ -161,13 +161,12 @@ def _is_grade(value: Any) -> bool:
         return False
 
 
-def read_beir(folder: Input, split: str | None, setting: str | None = None) -> BeirSet:
+def read_beir(folder: Input, split: str | None) -> BeirSet:
     """Read a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
 
     Args:
       folder: the folder.
       split: the judgements to read, for instance "test"; None for all questions and no judgements.
-      setting: the setting of a config that names the split, for errors.
 
     Raises:
       UserError: the folder or a file is missing or bad (a missing split names those that exist), or the split
@@ -177,7 +176,7 @@ def read_beir(folder: Input, split: str | None, setting: str | None = None) -> B
     qrels: dict[str, dict[str, int]] = {}
     if split is not None:
         # Before the corpus: a misspelt split should not cost the minutes of reading a large corpus.
-        judgements = qrels_path(folder, split, setting)
+        judgements = qrels_path(folder, split)
         qrels = read_qrels(judgements)
     questions = read_questions(folder)
     corpus = read_corpus(folder)

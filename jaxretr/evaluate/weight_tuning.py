@@ -22,7 +22,7 @@ from jaxretr.indexes.hybrid.weight_choice import balancing_weight
 from jaxretr.indexes.hybrid.weight_grid import SLAB_ROWS, search_weights
 from jaxretr.indexes.index import Index
 from jaxretr.indexes.opening import opened
-from jaxretr.indexes.source import rebatched
+from jaxretr.indexes.source import masked, rebatched
 from jaxretr.models.combined_encoder import CombinedEncoder, How
 from jaxretr.models.combining import load_models
 from jaxretr.models.dual_encoder import DualEncoder
@@ -278,20 +278,11 @@ def _sampled_scores(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield both models' scores of some passages for some questions."""
     rng = np.random.default_rng(0)
-    rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
+    mask = np.zeros(count, bool)
+    mask[rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False)] = True
     numbers = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
-    sampled = [_gathered(blocks(), rows) for blocks in passages]
+    sampled = [np.concatenate(list(masked(blocks(), mask))).astype(np.float32) for blocks in passages]
     if how == "sum":
         sampled = [sampled[0] + sampled[1]] * 2
     for number in numbers:
         yield sampled[0] @ questions[0][number], sampled[1] @ questions[1][number]
-
-
-def _gathered(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Take some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
-    parts, start = [], 0
-    for block in blocks:
-        inside = rows[(rows >= start) & (rows < start + len(block))]
-        parts.append(np.asarray(block[inside - start], np.float32))
-        start += len(block)
-    return np.concatenate(parts)

@@ -83,11 +83,11 @@ def read_examples(
     bad.report(kept)
 
 
-def numbered_examples(path: Input, *, format: str | None = None) -> Iterator[Row]:
+def numbered_examples(path: Input) -> Iterator[Row]:
     """Yield (line number, example or the row's fault) for every row of a file; see `read_examples` for the rest.
 
     If its questions are needed and not known, their texts are empty.
     """
     path = source_of(path)
-    kind = training_format(path, format)
+    kind = training_format(path)
     return kind.read(examples_file(path), lookup(path, kind))

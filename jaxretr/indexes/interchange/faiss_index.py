@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxretr.indexes import golden_hits
 from jaxretr.indexes.golden_hits import Hits
-from jaxretr.indexes.source import IndexSource, silent
+from jaxretr.indexes.source import IndexSource, masked, silent
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.runtime.errors import UserError, import_extra
 from jaxretr.runtime.parallel import memory
@@ -233,13 +233,9 @@ def _train(index: Any, kind: str, sample: np.ndarray) -> None:
 
 def _sample(source: IndexSource, count: int, rng: np.random.Generator) -> np.ndarray:
     """Draw some rows, float32 [count, D], without holding the others."""
-    row_numbers = np.sort(rng.choice(len(source.ids), count, replace=False))
-    parts, first = [], 0
-    for piece in source.pieces():
-        start, stop = np.searchsorted(row_numbers, (first, first + len(piece)))
-        parts.append(piece[row_numbers[start:stop] - first])
-        first += len(piece)
-    return np.concatenate(parts)
+    mask = np.zeros(len(source.ids), bool)
+    mask[rng.choice(len(source.ids), count, replace=False)] = True
+    return np.concatenate(list(masked(source.pieces(), mask)))
 
 
 def _signs(vectors: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Check hashes and lines, and let the golden questions search the vectors in the file, if they are not impacts; return a summary of what agrees.
+    """Check hashes and lines, and golden questions if there are vectors; return a summary of what agrees.
 
     Raises:
       UserError: something differs; the message names it file by file.

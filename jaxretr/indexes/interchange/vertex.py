@@ -106,7 +106,7 @@ def export(
 
 
 def verify(folder: Path) -> str:
-    """Check hashes and Vertex's schema, and let the golden questions search the rows in the files; return a summary of what agrees.
+    """Check hashes, Vertex's schema and golden questions over the files' rows; return a summary of what agrees.
 
     Raises:
       UserError: something differs; the message names it file by file.

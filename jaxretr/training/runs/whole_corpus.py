@@ -1,7 +1,6 @@
 """Shared parts of every run that searches a corpus: its state, the corpus on the devices, its dev set."""
 
 import functools
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,8 +43,6 @@ from jaxretr.training.steps.widths import passage_widths
 
 if TYPE_CHECKING:  # It brings Numba along, which dense encoders do without.
     from jaxretr.indexes.exact.sparse import SparseIndexes
-
-log = logging.getLogger(__name__)
 
 EVALUATED_DEPTH = 100
 EVALUATION_BATCH = 128
