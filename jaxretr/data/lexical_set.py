@@ -207,7 +207,7 @@ class LexicalSet:
         settings: dict[str, Any],
         wanted: np.ndarray | None = None,
     ) -> "LexicalSet":
-        """Write a set of the queries for which every teacher has at least one positive and one negative.
+        """Write a set of the queries for which every teacher has a positive and a negative; return it, open.
 
         Args:
           folder: created if missing; a set in it is replaced, other files are left alone.
@@ -219,9 +219,6 @@ class LexicalSet:
           corpus_rows: N.
           settings: recorded in meta.json.
           wanted: bool [Q], the queries to consider; all by default.
-
-        Returns:
-          The set, open.
 
         Raises:
           UserError: no query is left, or a file cannot be written.

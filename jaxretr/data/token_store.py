@@ -217,14 +217,11 @@ def random_windows(
 
 
 def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
-    """Count the rows that contain each id.
+    """Count the rows that contain each id, int64 [V].
 
     Args:
       store: rows of ids below `vocabulary`.
       vocabulary: V.
-
-    Returns:
-      int64 [V].
     """
     counts = np.zeros(vocabulary, np.int64)
     width = max(1, store.max_row_length)

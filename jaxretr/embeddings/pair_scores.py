@@ -71,7 +71,7 @@ def score_pairs(
     kept: KeptChunks | None = None,
     shown: bool = True,
 ) -> np.ndarray:
-    """Score pairs, on all devices of all processes.
+    """Score pairs on all devices of all processes: the scorer's raw scores, float32 [n].
 
     With several processes, each scores every n-th chunk; all must call this with the same pairs, and all get all scores.
 
@@ -83,9 +83,6 @@ def score_pairs(
       batch_size: pairs per batch; None: chosen for the device.
       kept: the folder in which finished chunks are kept, and from which they are read; None: no folder.
       shown: whether progress and speed are shown.
-
-    Returns:
-      The scorer's raw scores, float32 [n].
 
     Raises:
       UserError: a score is not a finite number, or a chunk cannot be written.

@@ -136,7 +136,7 @@ def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Co
 
 
 def randomisation_test(differences: NDArray[np.float64], *, resamples: int = 10_000, seed: int = 0) -> float:
-    """The paired (Fisher) randomisation test, two-sided.
+    """The p-value, in (0, 1], of the paired (Fisher) randomisation test, two-sided.
 
     Under the null hypothesis the two systems are exchangeable on each question, so the sign of each difference is a
     coin toss. The p-value is the share of tosses whose mean is at least as far from 0 as the observed one, the
@@ -146,9 +146,6 @@ def randomisation_test(differences: NDArray[np.float64], *, resamples: int = 10_
       differences: value of a minus value of b on each question, float64 [B].
       resamples: number of tosses.
       seed: seed of the tosses.
-
-    Returns:
-      The p-value, in (0, 1].
     """
     rng = np.random.default_rng(seed)
     # A difference of 0 has no sign: leaving it out changes no sum.

@@ -132,15 +132,12 @@ def _typos(
 def _read_typed(
     files: Mapping[str, Sequence[_Path]], questions: Sequence[Question], splits: Mapping[str, TestSet]
 ) -> dict[str, list[dict[str, str]]]:
-    """Read questions with typos from files.
+    """Read questions with typos from files: {kind: {question id: text} of each file}.
 
     Args:
       files: {kind: a file for each draw}.
       questions: all questions of the folder.
       splits: the splits that are measured.
-
-    Returns:
-      {kind: {question id: text} of each file}.
 
     Raises:
       UserError: a file lacks a question of a split, has one that the folder lacks, or cannot be read.

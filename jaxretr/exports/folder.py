@@ -27,7 +27,7 @@ def export(
     license: str | None = None,
     repository: str | None = None,
 ) -> Report:
-    """Write a model into a new folder, which appears when it is complete and verified.
+    """Write a model into a new folder, which appears when it is complete and verified; return the report of that.
 
     Args:
       encoder: the model; parameters are written as float32.
@@ -39,9 +39,6 @@ def export(
       license: the license for the card, in the hub's spelling.
       repository: OWNER/NAME, or OWNER/NAME@BRANCH, on the hub, under which the card presents the model, without this machine's
         folders; None: under the folder's name.
-
-    Returns:
-      The report of the verification.
 
     Raises:
       UserError: the folder holds something, cannot be written, or the layout cannot hold the model.

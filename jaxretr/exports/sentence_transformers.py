@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> ExportNote:
-    """Write a folder that `SentenceTransformer(folder)` loads.
+    """Write a folder that `SentenceTransformer(folder)` loads; return the note for jaxretr.json.
 
     Two towers lie in question/ and passage/, which are whole models as well, below a Router that `encode_query` and
     `encode_document` know; query weights are in question/ alone. One tower has one maximum length: the longer one where questions and passages differ.
@@ -59,9 +59,6 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
       encoder: the model to export.
       prompts: name -> prompt, prompts beyond the encoder's own, noted for the users of the folder. No default is set:
         `encode` applies none unasked, `encode_query` and `encode_document` the encoder's.
-
-    Returns:
-      The note for jaxretr.json.
 
     Raises:
       UserError: the library has no module for the model, or no place for its vocabulary.

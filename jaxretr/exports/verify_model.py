@@ -45,14 +45,11 @@ class Report:
 
 
 def verify(folder: str | Path, library: Library | None = None) -> Report:
-    """Recompute an export's golden vectors from the files in its folder.
+    """Recompute an export's golden vectors from the files in its folder; return a report of what agrees.
 
     Args:
       folder: a folder that `jaxretr export` wrote.
       library: a library that is to compute them too.
-
-    Returns:
-      The report of what agrees.
 
     Raises:
       UserError: something differs (one line that names all of it), the folder is not an export, or the library is not

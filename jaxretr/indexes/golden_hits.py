@@ -74,10 +74,7 @@ def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
 
 
 def read(folder: Path) -> tuple[np.ndarray, Hits]:
-    """Read both files.
-
-    Returns:
-      The questions' vectors, float32 [n, D], and their hits.
+    """Read the questions' vectors, float32 [n, D], and their hits.
 
     Raises:
       UserError: a file is missing or broken.

@@ -308,15 +308,12 @@ class Engine:
                 np.asarray(self._run(batch))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: AnyShapes) -> np.ndarray:
-        """Embed rows of token ids at once, in this thread.
+        """Embed rows of token ids at once, in this thread, float32 [n, D].
 
         Args:
           ids: n rows.
           size: D.
           shapes: shapes from `few_shapes`.
-
-        Returns:
-          float32 [n, D], in the order of the rows.
         """
         result = np.empty((len(ids), size), np.float32)
         for batch, embeddings in [(batch, self._run(batch)) for batch in shapes.batches(ids, 0)]:

@@ -47,7 +47,7 @@ PREVIOUS_TOKEN_BIAS = 8.0
 
 
 def copying_start(config: T5Config, seed: int) -> Params:
-    """Draw initial parameters of a T5 that can already copy from its passage.
+    """Draw initial parameters, float32, of a T5 that can already copy from its passage.
 
     A T5 that starts at random learns for thousands of steps like a language model that ignores its passage, before it
     discovers that the target's words occur there. So its first encoder layer and its first cross-attention start as an
@@ -60,9 +60,6 @@ def copying_start(config: T5Config, seed: int) -> Params:
     Args:
       config: a T5 with tied embeddings and num_heads * d_kv == d_model, of at least 4 heads.
       seed: seed of the random parameters.
-
-    Returns:
-      The model's parameters, float32.
     """
     size, head, heads = config.d_model, config.d_kv, config.num_heads
     if not config.tie_word_embeddings or heads * head != size or heads < 4:
@@ -146,7 +143,7 @@ def lexical_start(
     first: int,
     seed: int,
 ) -> Params:
-    """Draw initial parameters of an encoder that already compares words.
+    """Draw initial parameters, float32, of a `BertEncoder` that already compares words.
 
     A BERT that starts at random first has to find out that equal words matter, and that rare ones matter more. Here a
     word piece starts as a random vector whose squared length is its inverse document frequency, the same vector for all
@@ -167,9 +164,6 @@ def lexical_start(
       special: ids of tokens that are not words ([CLS], [SEP]); they weigh nothing.
       first: id that every text begins with ([CLS]), one of `special`.
       seed: seed of the random vectors.
-
-    Returns:
-      The parameters of a `BertEncoder`, float32.
     """
     import Stemmer
 

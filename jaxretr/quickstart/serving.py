@@ -18,16 +18,13 @@ LIVE = "live"
 
 
 def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, Path]:
-    """Create the live index, unless it exists.
+    """Create the live index, unless it exists; return the model's folder and the index's.
 
     Args:
       folder: folder of the indexes, one for each model.
       run: folder of the quickstart's run; if it is finished, its model is used, otherwise the small encoder that it
         starts from.
       corpus: the passages.
-
-    Returns:
-      The folders of the model and of the index.
 
     Raises:
       UserError: a folder cannot be written.

@@ -169,15 +169,12 @@ class BatchEncoder:
         return embeddings[0] if len(embeddings) == 1 else np.concatenate(embeddings, axis=1)
 
     def vectors(self, side: Side, computed: np.ndarray, weights: Sequence[float] | None = None) -> np.ndarray:
-        """Make the model's vectors of the numbers that `compute` returned.
+        """Make the model's vectors, float32 [n, D], of the numbers that `compute` returned.
 
         Args:
           side: only questions are weighted.
           computed: float32 [n, sum of the parts' D].
           weights: one weight for each part; None: the model's own.
-
-        Returns:
-          float32 [n, D].
         """
         if not isinstance(self.encoder, CombinedEncoder):
             return computed

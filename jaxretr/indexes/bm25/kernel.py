@@ -349,7 +349,7 @@ def _keep(candidates, totals, least, rest, rest_of_block):
 
 @compiled()
 def _bound_rest(lists, distinct, times, weights, number, rest, rest_of_block):
-    """Bound what the words from each on can add to a passage.
+    """Bound what the words from each on can add to a passage; return the number of words before the common ones.
 
     Args:
       lists: the postings.
@@ -359,9 +359,6 @@ def _bound_rest(lists, distinct, times, weights, number, rest, rest_of_block):
       rest: the bounds for any passage, float32 [number + 1]; changed.
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
         passage has the best score of several words, so they are much closer.
-
-    Returns:
-      The number of words that are not common, which come first.
     """
     common = number
     rest[number] = 0
@@ -475,7 +472,7 @@ def _score_all(lists, scratch, distinct, times, weights, base):
 
 @compiled()
 def _score_best(lists, scratch, distinct, times, weights, rest, common, least, slack, k, room):
-    """Score the passages that can be among the k best of a question, as candidates of `scratch`.
+    """Score the passages that can be among the k best of a question, as candidates of `scratch`; return their number.
 
     The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
     without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
@@ -489,9 +486,6 @@ def _score_best(lists, scratch, distinct, times, weights, rest, common, least, s
       slack: the factor by which float32 sums may be off.
       k: hits.
       room: scratch, float32, longer than k + _MORE_LEADERS.
-
-    Returns:
-      The number of candidates.
     """
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
     number, threshold = len(distinct), least

@@ -88,11 +88,7 @@ class Rows:
         return self._row_of
 
     def put(self, columns: Columns, ids: Sequence[str]) -> int:
-        """Add rows at the end; a row whose id is there takes that one's place.
-
-        Returns:
-          How many took a place.
-        """
+        """Add rows at the end, or in the place of rows with the same ids; return how many took a place."""
         first = len(self.base.vectors) + len(self.added.vectors)
         pairs = zip(_all(self.added), _all(columns), strict=True)
         self.added = Columns(*(None if old is None else np.concatenate([old, new]) for old, new in pairs))  # pyright: ignore

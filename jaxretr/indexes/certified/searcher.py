@@ -114,7 +114,7 @@ class Searcher:
         threads: int,
         reading: Reading | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Find about the k best of the allowed rows of each question.
+        """Find about the k best of the allowed rows of each question; return what `search` returns.
 
         Args:
           queries: [B, D], finite.
@@ -122,9 +122,6 @@ class Searcher:
           allowed: the rows that may be found, bool [N].
           leaves, threads, reading: see `search`.
           candidates: the least number of allowed rows to score exactly; see `search`.
-
-        Returns:
-          scores float32 [B, k], descending, and rows int64 [B, k].
         """
         if self._engine is None:
             return self.exact(queries, k, allowed)

@@ -21,7 +21,7 @@ PIECE_BYTES = 4 * 2**20
 
 
 def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
-    """Copy the rows [start, stop) of an array, checked and in another dtype.
+    """Copy the rows [start, stop) of an array, checked and in another dtype, [stop - start, D].
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.
@@ -29,9 +29,6 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
       dtype: the dtype of the copy.
       source: the rows' name in errors.
       first: the corpus row of rows[0].
-
-    Returns:
-      A copy, dtype [stop - start, D].
 
     Raises:
       UserError: a number is NaN, infinite, or too large for dtype.

@@ -64,7 +64,7 @@ def export(
     seed: int = 0,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Write the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
       source: the passages.
@@ -76,9 +76,6 @@ def export(
       k: the depth of recall@k.
       seed: the seed of the choice of passages to train on and to ask.
       advance: called with the number of rows that were added since the last call.
-
-    Returns:
-      A summary of what was written and verified, for people.
 
     Raises:
       UserError: FAISS is not installed or cannot make such an index, an id that a file of lines cannot hold, vectors

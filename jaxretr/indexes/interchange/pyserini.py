@@ -41,7 +41,7 @@ def export(
     corpus: str | Path | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Write the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
       source: the passages.
@@ -49,9 +49,6 @@ def export(
       out: a new or empty folder.
       corpus: the corpus that was encoded, for `contents` ("title" and text, a line each); without it they are empty.
       advance: called with the number of rows that were written since the last call.
-
-    Returns:
-      A summary of what was written and verified, for people.
 
     Raises:
       UserError: an id that a file of lines cannot hold, vectors that are not finite, another corpus than the store's,

@@ -42,7 +42,7 @@ def export(
     since: str | Path | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Write the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
       source: the passages.
@@ -52,9 +52,6 @@ def export(
       fields: the fields to filter and crowd by.
       since: an earlier export: only rows that are new or changed are written, with a list of the ids that are gone.
       advance: called with the number of rows that were looked at since the last call.
-
-    Returns:
-      A summary of what was written and verified, for people.
 
     Raises:
       UserError: an id or a field that Vertex does not take, vectors that are not finite, another corpus than the

@@ -45,7 +45,7 @@ def export(
     settings: LiveSettings | None = None,
     advance: Callable[[int], None] = silent,
 ) -> str:
-    """Write the folder, which appears when it is complete and verified.
+    """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
       source: the passages.
@@ -54,9 +54,6 @@ def export(
       questions: vectors float32 [Q, D] to tune and certify the approximate index with, if there is to be one.
       settings: the settings of the snapshot.
       advance: called with the number of rows that were written since the last call.
-
-    Returns:
-      A summary of what was written and verified, for people.
 
     Raises:
       UserError: another corpus than the store's, or a folder that cannot be written.

@@ -32,16 +32,13 @@ def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Itera
 
 
 def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Move a folder to another model; resume where an earlier call was interrupted.
+    """Move a folder to another model, from where an earlier call was interrupted; return a line that says what was done.
 
     Args:
       folder: the live index's folder.
       to: the new model: a folder or name that `load_encoder` takes.
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
       batch_size: passages per batch; by default chosen for the device.
-
-    Returns:
-      A line that says what was done.
 
     Raises:
       UserError: the folder has this model, or keeps another one's vectors; or another process has it.

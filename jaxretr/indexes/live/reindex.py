@@ -100,10 +100,7 @@ class Reindexing:
         self._stopping.set()
 
     def run(self) -> int:
-        """Fill, make the snapshot, certify, and switch.
-
-        Returns:
-          The number of documents that were encoded.
+        """Fill, make the snapshot, certify, and switch; return the number of documents that were encoded.
 
         Raises:
           Stopped: see `stop`.
@@ -162,15 +159,12 @@ class Reindexing:
 
 
 def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[[], None] = lambda: None) -> Space:
-    """Make the previous space the one that is searched again.
+    """Make the previous space the one that is searched again, and return it.
 
     Args:
       index: the live index.
       encode: the encoder of that space, for documents that were written since without it.
       switched: called at the moment of the switch.
-
-    Returns:
-      That space.
 
     Raises:
       UserError: there is none, or documents lack its vectors and there is no `encode`.

@@ -69,16 +69,13 @@ class Incomplete(Exception):
 def write(
     base: Database, space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None = None
 ) -> Path | None:
-    """Write a snapshot of the database as it is now; it appears complete or not at all.
+    """Write a snapshot of the database as it is now, whole or not at all; return its folder, None without documents.
 
     Args:
       base: the database.
       space: the space whose vectors are written.
       settings: the rows from which on there is an approximate index, its engine, and the recall it is tuned for.
       questions: questions to tune and certify the index with, float32 [Q, D]; by default passages stand in for them.
-
-    Returns:
-      Its folder; None if there are no documents.
 
     Raises:
       Incomplete: a document lacks a vector.

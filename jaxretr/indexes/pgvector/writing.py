@@ -73,16 +73,13 @@ def create(connection: Connection, names: Names, dim: int) -> None:
 
 
 def copy_in(connection: Connection, names: Names, rows: Iterable[Document], pieces: Iterable[np.ndarray]) -> set[str]:
-    """Copy all passages in PostgreSQL's binary format.
+    """Copy all passages in PostgreSQL's binary format; return the fields of their metadata.
 
     Args:
       connection: the connection, in the transaction that made the tables.
       names: the tables' names.
       rows: N passages.
       pieces: the passages' vectors, float32 [n, D].
-
-    Returns:
-      The fields of their metadata.
     """
     fields: dict[str, None] = {}
     statement = sql.SQL(

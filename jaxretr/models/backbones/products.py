@@ -25,7 +25,7 @@ def product(
     bias: jax.Array | None = None,
     result: DTypeLike | None = None,
 ) -> jax.Array:
-    """Compute einsum(spec, a, b) + bias.
+    """Compute einsum(spec, a, b) + bias, an array of type `result`.
 
     In float32 this is just that, gradient included. In bfloat16 the operands are rounded to it, and so is the incoming
     cotangent; all sums are float32, and each result is rounded once, to its own type: `result`, or the operand's for
@@ -38,9 +38,6 @@ def product(
       dtype: type of the multiplication, float32 or bfloat16.
       bias: bias of the result's last index, float32 [e]; rounded to `result`.
       result: type of the result; None: `dtype`.
-
-    Returns:
-      An array of type `result`.
     """
     if jnp.dtype(dtype) == jnp.float32:
         y = jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32), preferred_element_type=jnp.float32)

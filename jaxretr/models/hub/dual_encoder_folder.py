@@ -59,11 +59,7 @@ def load(
     shared: bool | None = None,
     pooling: Pooling | None = None,
 ) -> Loaded:
-    """Read any of the supported folders; see `DualEncoder.from_pretrained` for the arguments.
-
-    Returns:
-      The model's parts.
-    """
+    """Read a model's parts from any of the supported folders; see `DualEncoder.from_pretrained` for the arguments."""
     file = Path(path_text(path_or_name)).expanduser()
     if pooling == "unicoil":
         loaded = load(path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared)

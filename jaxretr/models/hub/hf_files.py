@@ -157,9 +157,6 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
       folder: the model folder.
       name: the file's name in it, such as "config.json".
 
-    Returns:
-      The parsed object.
-
     Raises:
       UserError: the file is missing, unreadable, broken (with its line) or not a JSON object.
     """

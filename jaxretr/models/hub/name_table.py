@@ -183,15 +183,12 @@ def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
 
 
 def read_tree(tensors: TensorFiles, shapes: Params, source: str) -> Params:
-    """Read tensors under our own names, the dotted paths of parameters.
+    """Read tensors under our own names, the dotted paths of parameters, into a nested dict of numpy arrays.
 
     Args:
       tensors: the tensors.
       shapes: our parameters as ShapeDtypeStructs, a nested dict.
       source: file that states the shapes, for errors.
-
-    Returns:
-      A nested dict of numpy arrays.
 
     Raises:
       UserError: tensors are missing, left over or of another shape.

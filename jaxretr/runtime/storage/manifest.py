@@ -78,7 +78,7 @@ def _names(folder: Path) -> list[str]:
 def finish(
     partial: Path, out: Path, kind: str, facts: dict[str, Any], readme: str, verify: Callable[[Path], str]
 ) -> str:
-    """Write README.md and manifest.json, and verify.
+    """Write README.md and manifest.json, and verify; return the summary of `verify`.
 
     Args:
       partial: the hidden folder, which holds all other files.
@@ -87,9 +87,6 @@ def finish(
       facts: the facts for manifest.json.
       readme: the text of README.md.
       verify: the kind's check of a folder.
-
-    Returns:
-      The summary that `verify` returns.
 
     Raises:
       UserError: the folder does not hold what was to be exported.

@@ -40,15 +40,12 @@ def is_transient_status(status: int) -> bool:
 
 
 def retried(what: object, function: Callable[[], T], transient: Callable[[BaseException], bool] = is_transient) -> T:
-    """Call a function until it does not fail for a passing reason.
+    """Call a function until it does not fail for a passing reason; return its result.
 
     Args:
       what: the thing that is read or written, for the log.
       function: the operation, without side effects that a second call would double.
       transient: a function that tells passing reasons from lasting ones.
-
-    Returns:
-      The function's result.
 
     Raises:
       Exception: the error of the last call: a lasting one, or no time was left for another call.
