@@ -117,7 +117,7 @@ class MtebModel:
         show_progress_bar: bool | None = None,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Embed the texts of a data loader.
+        """Embed the texts of a data loader, float32 [n, D].
 
         Args:
           inputs: batches with the column "text"; of documents also "body" and, where there are titles, "title".
@@ -127,9 +127,6 @@ class MtebModel:
           precision: None or "float32".
           show_progress_bar: whether to show progress; None: on a terminal, if it takes long.
           **kwargs: mteb's batch size, which the loader has applied already.
-
-        Returns:
-          float32 [n, D].
 
         Raises:
           UserError: the task is not of texts, or asks for another precision.

@@ -37,7 +37,7 @@ def can_fuse(shape: tuple[int, ...], itemsize: float) -> bool:
 
 
 def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, interpret: bool = False) -> jax.Array:
-    """Maxima of the scores of groups of rows.
+    """Maxima of the scores of groups of rows, float32 [B, n / width, rounded up to whole tiles].
 
     Args:
       terms: bfloat16 [count * B, D], matrices whose sum are the questions, the largest first.
@@ -45,9 +45,6 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
       shard: the rows, bfloat16 or int8, which `can_fuse` accepts.
       width: rows of a group, a power of two up to `TILE_ROWS`.
       interpret: run it as JAX operations on any device, for tests.
-
-    Returns:
-      float32 [B, n / width, rounded up to whole tiles].
     """
     n, dim = shard.rows.shape
     terms = terms.reshape(count, -1, dim)

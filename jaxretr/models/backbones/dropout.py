@@ -113,14 +113,11 @@ def folded_words(one: jax.Array, other: jax.Array, number: jax.Array) -> tuple[j
 
 
 def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return 32 bits per element, by the row's key and the element's place in the row.
+    """Return 32 bits per element, by the row's key and the element's place in the row, uint32 [B, *shape].
 
     Args:
       keys: keys that `folded` returned, uint32 [B, 2].
       shape: shape of a row, of one dimension or more.
-
-    Returns:
-      uint32 [B, *shape].
     """
     for size in shape[:-1]:  # a key for each line of the last dimension
         keys = folded(keys[..., None, :], jnp.arange(size))

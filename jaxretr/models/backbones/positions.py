@@ -80,15 +80,12 @@ def rotary_frequencies(size: int, theta: float, scaling: RotaryScaling | None = 
 
 
 def rotate(x_blhd: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn each pair of dimensions (i, i + d / 2) by the position's angle.
+    """Turn each pair of dimensions (i, i + d / 2) by the position's angle, float32 [B, L, H, d].
 
     Args:
       x_blhd: queries or keys, float32 [B, L, H, d].
       cos: cosines of the angles, float32 [L, d / 2] or [B, L, d / 2].
       sin: sines of the angles, of the same shape.
-
-    Returns:
-      float32 [B, L, H, d].
     """
     cos, sin = cos[..., None, :], sin[..., None, :]
     one, other = jnp.split(x_blhd, 2, axis=-1)

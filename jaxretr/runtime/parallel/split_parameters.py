@@ -73,7 +73,7 @@ _gathered.defvjp(_forward, _backward)
 
 
 def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
-    """Look up rows of a table that no device holds whole if it is split by columns.
+    """Look up rows of a table that no device holds whole if it is split by columns, [B, L, D], of the table's type.
 
     Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows
     of a step are far fewer than those of a vocabulary. The gradient goes back the same way.
@@ -82,9 +82,6 @@ def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
       table: [V, D], or this device's columns of it.
       ids: int32 [B, L]; the same shape on all devices.
       size: D.
-
-    Returns:
-      [B, L, D], of the table's type.
     """
     if table.shape[1] == size:
         return table[ids]
@@ -93,16 +90,13 @@ def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
 
 
 def longest_row(lengths: jax.Array, together: bool) -> jax.Array:
-    """Return the longest of a chunk's rows, or of all devices' chunks if they embed `together`.
+    """Return the longest of a chunk's rows, or of all devices' chunks if they embed `together`, int32 [...].
 
     Devices that gather parameters together must take the same branches, and branches follow a chunk's longest row.
 
     Args:
       lengths: int32 [..., m].
       together: whether parameters are split.
-
-    Returns:
-      int32 [...].
     """
     longest = lengths.max(axis=-1)
     return lax.pmax(longest, DATA) if together else longest

@@ -120,7 +120,7 @@ def embed_batch(
 def embed_side(
     program: IndexProgram, side: Side, params: Params, frozen: Params, rows: TokenRows, keys: jax.Array | None
 ) -> jax.Array:
-    """Embed this device's questions, or the K passages of each of them.
+    """Embed this device's questions, or the K passages of each of them, float32 [b, D] or [b, K, D].
 
     A chunk of questions has as many of them as together have the tokens of a chunk of passages.
 
@@ -131,9 +131,6 @@ def embed_side(
       frozen: its other parameters.
       rows: tokens of questions [b, L] or of passages [b, K, L], and lengths [b] or [b, K].
       keys: PRNG keys of their dropout, [b] or [b, K], or None.
-
-    Returns:
-      float32 [b, D] or [b, K, D].
     """
     chunk, widths = program.chunk, program.passage_widths
     if side == "question":
