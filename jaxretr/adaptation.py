@@ -14,10 +14,8 @@ from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import encode
 from jaxretr.evaluate.evaluating import read_own_test
 from jaxretr.evaluate.measuring import TestSet, depth
-from jaxretr.evaluate.searches import encoder_search, index_search
+from jaxretr.evaluate.searches import encoder_search, store_search
 from jaxretr.evaluate.significance import compare
-from jaxretr.indexes.exact.store import streamed
-from jaxretr.indexes.index import Opening
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import chosen_dtype
@@ -216,7 +214,6 @@ def _compare_models(
     Returns:
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
     """
-    stored = streamed(store, Opening(str(store.folder), once=True))
-    searches = index_search(after, stored, None), encoder_search(before, on.corpus, None)
+    searches = store_search(after, store), encoder_search(before, on.corpus, None)
     a, b = (on(on.search(search, depth(METRICS)), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

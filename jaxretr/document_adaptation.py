@@ -37,10 +37,8 @@ from jaxretr.embeddings.encoding import encode
 from jaxretr.evaluate.evaluating import read_own_test
 from jaxretr.evaluate.measuring import TestSet, run_of
 from jaxretr.evaluate.report import Report
-from jaxretr.evaluate.searches import EncoderSearch, System, bm25_search, find_all, index_search
-from jaxretr.indexes.exact.store import streamed
+from jaxretr.evaluate.searches import EncoderSearch, System, bm25_search, find_all, store_search
 from jaxretr.indexes.hybrid.fusion import reciprocal_rank
-from jaxretr.indexes.index import Opening
 from jaxretr.mining.generated import generate, loaded_generator
 from jaxretr.mining.mining import mine
 from jaxretr.models.any_scorer import load_scorer, scorer_kind
@@ -250,7 +248,7 @@ def adapt_to_documents(
     # ---- negatives ---------------------------------------------------------------------------------------------------
     before = DualEncoder.from_pretrained(model, dtype=dtype)
     first = timed("encoding", lambda: encode(before, corpus=corpus, out=out / _FIRST, model=str(model)))
-    find_first = _search(before, first)
+    find_first = store_search(before, first)
     timed("mining", lambda: _mine(out, learnt, corpus, find_first, scorer, dtype), out / _MINED)
 
     # ---- training ----------------------------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ def adapt_to_documents(
             f"ask otherwise{easy}"
         )
     systems: list[System] = [
-        (str(out / "model"), lambda _: _search(after, store)),
+        (str(out / "model"), lambda _: store_search(after, store)),
         (str(model), lambda _: find_first),
         ("BM25", bm25_search),
     ]
@@ -388,11 +386,6 @@ def _mine(
     fused = reciprocal_rank([of_bm25, of_model])
     asked = {"scorer": load_scorer(scorer, dtype=dtype), "negatives": _SCORED, "out": out / _MINED}
     mine(out / _TRAIN, run=fused, **asked, **settings)
-
-
-def _search(encoder: DualEncoder, store: EmbeddingStore) -> EncoderSearch:
-    """Return the search of an encoder over the embeddings that it made."""
-    return index_search(encoder, streamed(store, Opening(str(store.folder), once=True)), None)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "adapt",
         "Adapt a model to a corpus without judgements (DDR): masked language modelling continues on the corpus, the\n"

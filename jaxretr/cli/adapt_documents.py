@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, from_zero, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "adapt documents",
         "Adapt a model to documents, from them alone (GPL): a language model writes questions about the passages, BM25 and\n"

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `analyse overlap` and `analyse shuffle`."""
     commands.command(
         "analyse",
         "What a model has learnt: the overlap of its ranking with BM25's, and what word order is worth to it.",

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "assemble",
         "Insert a relevance module into the encoder of a domain (DDR); the result is an ordinary model.",

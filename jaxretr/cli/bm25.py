@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, add_run, check_documents, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "bm25",
         "Search a corpus with BM25, the lexical baseline.",

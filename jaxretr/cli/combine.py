@@ -7,7 +7,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "combine",
         "Combine several models into one, as SPAR does: their vectors are concatenated (or added), with weights on the\n"

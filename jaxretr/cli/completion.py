@@ -31,7 +31,6 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH + _BASH, "fish": _FISH}
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `completion`."""
     commands.command(
         "completion",
         "Print the script by which a shell completes commands, options and settings: source <(jaxretr completion bash) in\n"

@@ -7,7 +7,6 @@ from jaxretr.training.experiment import configs, shipped_folder
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `configs`."""
     commands.command(
         "configs", "List the configs that come with the library; jaxretr train takes their names.", "jaxretr configs"
     )

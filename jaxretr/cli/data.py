@@ -8,7 +8,6 @@ from jaxretr.runtime.errors import UserError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `data convert`, `data inspect`, `data validate` and `data build`."""
     commands.command(
         "data",
         "Training sets and other data files: convert, inspect, validate, build.",

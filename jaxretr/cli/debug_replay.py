@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, add_processes, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `debug` and `debug replay`."""
     commands.command("debug", "Investigate a training run that failed.", "jaxretr debug replay runs/dpr")
     parser = commands.command(
         "debug replay",

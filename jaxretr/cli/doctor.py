@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `doctor`."""
     parser = commands.command(
         "doctor",
         "Devices, versions, caches and extras, what is slow here and why. Exits with 1 where something prevents work.",

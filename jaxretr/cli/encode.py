@@ -7,7 +7,6 @@ from jaxretr.runtime.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "encode",
         "Encode a corpus into a folder of shards; resumes automatically if interrupted. With several processes, each\n"

@@ -8,7 +8,6 @@ EXPORT = "jaxretr.exports.exporting:export"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "export",
         "Export a model to the layout of another library, its encoder to ONNX or StableHLO, or the embeddings of a\n"

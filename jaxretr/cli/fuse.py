@@ -8,7 +8,6 @@ from jaxretr.runtime.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "fuse",
         "Fuse runs by a weighted sum of scores or by reciprocal ranks; tune the weight on a dev run.",

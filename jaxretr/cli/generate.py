@@ -8,7 +8,6 @@ GENERATE = "jaxretr.mining.generated:generate"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "generate",
         "Questions about passages, written by a causal language model or a T5, filtered: training data where there are\n"

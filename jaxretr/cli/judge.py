@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "judge",
         "Write one self-contained HTML page that shows what two systems find for your own questions, side by side and\n"

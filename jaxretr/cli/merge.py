@@ -7,7 +7,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "merge",
         "Merge models of one start, such as several trainings, into one: the weighted mean of their parameters, or SLERP.\n"

@@ -18,7 +18,6 @@ MINE = "jaxretr.mining.mining:mine"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "mine",
         "Hard negatives for training questions: passages that BM25, a model or a run ranks high, filtered, with a report.\n"

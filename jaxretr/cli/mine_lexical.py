@@ -10,7 +10,6 @@ LEXICAL = "jaxretr.mining.lexical:mine_lexical"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "mine lexical",
         "A training set for a dense model that imitates BM25 (or a run, or another model): sentences of the corpus or\n"

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "mine scores",
         "The scores that the teacher of an ART run gave to the passages that the run retrieved, as training data for\n"

@@ -8,7 +8,6 @@ PUBLISH = "jaxretr.exports.publishing:publish"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "publish",
         "Upload a model or cross-encoder to the Hugging Face hub: exported for sentence-transformers (or --to), verified, with\n"

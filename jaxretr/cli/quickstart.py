@@ -7,7 +7,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `quickstart`."""
     options = commands.command(
         "quickstart",
         "ART from questions alone on the embedded data: before, after, control, an index, three searches.",

@@ -7,7 +7,6 @@ from jaxretr.runtime.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "reindex",
         "Move a live index to another model: encode its passages, build and certify the new snapshot, then switch in\n"

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "report",
         "Write one self-contained HTML page about training runs: settings, curves, metrics with intervals and paired\n"

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, add_processes, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "score",
         "Score pairs of question and passage with a cross-encoder, a causal language model or a T5: a training set, a\n"

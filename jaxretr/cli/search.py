@@ -14,7 +14,6 @@ _CONDITIONS = {"=": "in", "!=": "not_in", ">": "gt", ">=": "gte", "<": "lt", "<=
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "search",
         "Exact search of an embedding store or a saved exact index; other indexes are searched as they were built for.\n"

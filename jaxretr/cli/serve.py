@@ -15,7 +15,6 @@ from jaxretr.runtime.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command and its action."""
     parser = commands.command(
         "serve",
         "Serve embeddings, search and re-ranking over HTTP: OpenAI's and Cohere's requests, indexes that are searched\n"

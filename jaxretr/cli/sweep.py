@@ -14,7 +14,6 @@ from jaxretr.training import experiment
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "sweep",
         "Train every combination of some settings' values, one after the other, and compare the runs: the best metric of\n"

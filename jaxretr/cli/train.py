@@ -10,7 +10,6 @@ from jaxretr.training import experiment
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `train`."""
     parser = commands.command(
         "train",
         "Train by a config; resumes automatically if DIR contains a checkpoint. Any setting of the config can be\n"

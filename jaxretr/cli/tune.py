@@ -9,7 +9,6 @@ from jaxretr.runtime.errors import UsageError
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "tune",
         "Choose the weight of two combined models on dev questions: exact search with a grid of weights in one pass\n"

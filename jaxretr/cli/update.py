@@ -9,7 +9,6 @@ UPDATE = "jaxretr.exports.exporting:update"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     parser = commands.command(
         "update",
         "Add and delete passages of a certified or a live index by id, and measure its recall certificate again; without\n"

@@ -6,7 +6,6 @@ from jaxretr.cli.parsing import Commands, given
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command."""
     options = commands.command(
         "verify",
         "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",

@@ -34,6 +34,7 @@ from jaxretr.evaluate.searches import (
     find_all,
     index_search,
     own_encoder_search,
+    store_search,
 )
 from jaxretr.runtime.errors import UsageError, UserError, check_list, path_text
 
@@ -132,8 +133,6 @@ def _search_of(
 ) -> Search:
     from jaxretr.embeddings.encoding import encode
     from jaxretr.indexes.checks import check_index
-    from jaxretr.indexes.exact.store import streamed
-    from jaxretr.indexes.index import Opening
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.dual_encoder import DualEncoder
 
@@ -145,12 +144,11 @@ def _search_of(
         return own_encoder_search(encoder, corpus)
     if keep is not None:
         store = encode(encoder, corpus=corpus, out=keep, batch_size=batch_size, option="keep")
-        index = streamed(store, Opening(str(keep), once=True))
-    elif index is not None:
-        check_same_corpus([index], corpus, f"those of {where}")
-        check_index(index, encoder)
-    else:
+        return store_search(encoder, store, batch_size)
+    if index is None:
         return encoder_search(encoder, corpus, batch_size)
+    check_same_corpus([index], corpus, f"those of {where}")
+    check_index(index, encoder)
     return index_search(encoder, index, batch_size)
 
 

@@ -14,6 +14,7 @@ from jaxretr.indexes.bm25.searching import bm25_searcher as bm25_search
 from jaxretr.runtime.errors import UsageError
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
+    from jaxretr.embeddings.embedding_store import EmbeddingStore
     from jaxretr.indexes.index import Index
     from jaxretr.models.text_encoder import TextEncoder
 
@@ -111,6 +112,14 @@ def index_search(encoder: "TextEncoder", index: "Index", batch_size: int | None)
     from jaxretr.indexes.read_only import search_ids
 
     return EncoderSearch(encoder, lambda vectors, k: search_ids(index, vectors, k, SearchOptions()), batch_size)
+
+
+def store_search(encoder: "TextEncoder", store: "EmbeddingStore", batch_size: int | None = None) -> EncoderSearch:
+    """Encode questions and search the embeddings that the encoder made."""
+    from jaxretr.indexes.exact.store import streamed
+    from jaxretr.indexes.index import Opening
+
+    return index_search(encoder, streamed(store, Opening(str(store.folder), once=True)), batch_size)
 
 
 def find_all(

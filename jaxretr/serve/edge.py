@@ -69,7 +69,6 @@ class Edge:
         self.app, self.metrics, self.lines, self.stopping, self.routes = app, metrics, lines, stopping, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         header = Headers(scope=scope).get("x-request-id", "")
@@ -154,7 +153,6 @@ class Gate:
         self.app, self.keys, self.rates, self.settings, self.stopping = app, keys, rates, settings, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
         if scope["type"] == "websocket":  # The service has none.
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":

@@ -243,7 +243,6 @@ class _Tools:
         self._app: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
         assert self._app is not None, "outside the app's lifespan"
         self._wanted.set()
         app = await asyncio.shield(self._app)
@@ -293,7 +292,6 @@ class _SameOrigin:
         self.app, self.allowed = app, service.settings.allow_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
         origin = Headers(scope=scope).get("origin")
         if origin is None or "*" in self.allowed or origin in self.allowed or _is_local(origin):
             return await self.app(scope, receive, send)

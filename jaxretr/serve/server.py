@@ -139,7 +139,6 @@ class _Door:
         """Requests that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
         if self._app is None:
