@@ -242,10 +242,7 @@ def write_dpr_json(
     a question's answers are not known.
 
     Args:
-      path: the file to write, whole or not at all.
-      questions: at least the questions of `hits`.
-      corpus: at least the passages of `hits`.
-      hits: the found passages of each question, written in this order.
+      path, questions, corpus, hits: see `write_jsonl`.
       match: the way to match answers, see `AnswerMatcher`.
 
     Raises:

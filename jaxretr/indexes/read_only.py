@@ -58,12 +58,10 @@ class ReadOnlyIndex:
 
     @property
     def dim(self) -> int:
-        """The vectors' dimensions, D."""
         return self._dim
 
     @property
     def standing(self) -> Standing:
-        """The index's standing; see `Index`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def __len__(self) -> int:

@@ -182,9 +182,7 @@ class Engine:
 
         Args:
           jobs: jobs, requested one job ahead of the one that is computed.
-          size: D.
-          max_length: largest number of ids of a row.
-          batch_size: rows per batch; None: a number that suits the device and the lengths.
+          size, max_length, batch_size: see `encode`.
           total: number of texts of all jobs, if they are parts of a larger one; None: each is separate.
           advance: called with the number of texts that were encoded since the last call.
 

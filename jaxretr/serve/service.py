@@ -166,19 +166,7 @@ class Service:
         weights: Sequence[float] | None = None,
         tokenised: bool = False,
     ) -> Embedded:
-        """Embed texts with the service's model.
-
-        Args:
-          side: the side of the model.
-          texts: questions, or passages as `encode_passages` takes them.
-          prompt: the name of a prompt of the model; None: its own of that side.
-          weights: weights of a combined model's parts; None: its own.
-          tokenised: whether the texts are rows of the model's token ids.
-
-        Raises:
-          Overloaded: the queue is full.
-          Invalid: a text is not text, or there is no such prompt or token.
-        """
+        """Embed texts with the service's model; see `Embedding.embed`."""
         self.check_started()
         return await self.embedding.embed(side, texts, prompt=prompt, weights=weights, tokenised=tokenised)
 

@@ -47,11 +47,7 @@ class Bm25Index:
 
         Args:
           corpus: passages; a row with empty title and text keeps its place and matches nothing.
-          k1: the larger it is, the more repetitions of a word count; at least 0.
-          b: the degree to which long passages are penalised, in [0, 1].
-          stemmer: "english" (Snowball) or None.
-          method: the variant of the formula, as bm25s names them.
-          quantise_lengths: round the passages' lengths as Lucene does, which keeps one byte of each.
+          k1, b, stemmer, method, quantise_lengths: see `words.Bm25Settings`.
 
         Raises:
           UsageError: a parameter out of its range or unknown.
@@ -109,10 +105,8 @@ class Bm25Index:
         """Find the k best passages of each question, as `search`, and score passages given beforehand.
 
         Args:
-          questions: B questions.
-          k: passages per question; where k is above N, N are returned.
+          questions, k, threads: see `search`.
           wanted: corpus rows to score for each question, hits or not, [B][any number].
-          threads: questions searched at a time.
 
         Returns:
           What `search` returns, and the scores of the wanted rows, B times float32 [any number]; the formula's value,

@@ -44,11 +44,8 @@ def export(
     """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
-      source: the passages.
-      encoder: the model that encoded them, for the golden questions.
-      out: a new or empty folder.
+      source, encoder, out, advance: see `faiss_index.export`.
       corpus: the corpus that was encoded, for `contents` ("title" and text, a line each); without it they are empty.
-      advance: called with the number of rows that were written since the last call.
 
     Raises:
       UserError: an id that a file of lines cannot hold, vectors that are not finite, another corpus than the store's,

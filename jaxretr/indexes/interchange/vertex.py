@@ -45,13 +45,10 @@ def export(
     """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
-      source: the passages.
-      encoder: the model that encoded them, for the golden questions.
-      out: a new or empty folder.
+      source, encoder, out, advance: see `faiss_index.export`.
       corpus: the JSON lines that were encoded, where `fields` are wanted.
       fields: the fields to filter and crowd by.
       since: an earlier export: only rows that are new or changed are written, with a list of the ids that are gone.
-      advance: called with the number of rows that were looked at since the last call.
 
     Raises:
       UserError: an id or a field that Vertex does not take, vectors that are not finite, another corpus than the

@@ -39,18 +39,12 @@ def export(
     options: GraphOptions,
     advance: Callable[[int], None] = silent,
 ) -> tuple[str, Certificate | None]:
-    """Write the folder, which appears when it is complete, certified and verified.
+    """Write the folder, which appears when it is complete, certified and verified; return a summary and the certificate.
 
     Args:
-      source: the passages.
-      encoder: the model that encoded them, for the golden questions.
-      out: a new or empty folder.
+      source, encoder, out, advance: see `jaxretr.indexes.interchange.faiss_index.export`.
       corpus: the passages' texts and metadata.
       options: the index to make.
-      advance: called with the number of rows that were written since the last call.
-
-    Returns:
-      A summary of what was written, for people, and the certificate.
 
     Raises:
       UserError: LanceDB cannot write it, or the corpus is not the store's.

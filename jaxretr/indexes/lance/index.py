@@ -52,12 +52,10 @@ class LanceIndex:
 
     @property
     def dim(self) -> int:
-        """The vectors' dimensions, D."""
         return self._table.dim
 
     @property
     def standing(self) -> Standing:
-        """The index's standing; see `Index`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def is_exact(self, options: SearchOptions) -> bool:

@@ -48,12 +48,10 @@ def export(
     """Write the folder, which appears when it is complete and verified; return a summary of what was written.
 
     Args:
-      source: the passages.
-      out: a new or empty folder.
+      source, out, advance: see `jaxretr.indexes.interchange.faiss_index.export`.
       corpus: the corpus that was encoded. The further fields of JSON lines, and those of their "metadata", are for filters.
       questions: vectors float32 [Q, D] to tune and certify the approximate index with, if there is to be one.
       settings: the settings of the snapshot.
-      advance: called with the number of rows that were written since the last call.
 
     Raises:
       UserError: another corpus than the store's, or a folder that cannot be written.

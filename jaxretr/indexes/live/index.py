@@ -140,12 +140,10 @@ class LiveIndex:
 
     @property
     def dim(self) -> int:
-        """The vectors' dimensions, D."""
         return self._view.space.dim
 
     @property
     def standing(self) -> Standing:
-        """The index's standing; see `Index`."""
         return _standing(self._view)
 
     def __len__(self) -> int:

@@ -57,15 +57,8 @@ def export(
     """Write the tables, which take the place of the old ones when they are complete, certified and verified.
 
     Args:
-      source: the passages.
-      encoder: the model that encoded them, for the golden questions.
       address: the table's address.
-      corpus: the passages' texts and metadata.
-      options: the index to make.
-      advance: called with the number of rows that were copied since the last call.
-
-    Returns:
-      A summary of what was written, for people, and the certificate.
+      source, encoder, corpus, options, advance: see `jaxretr.indexes.lance.build.export`, which returns the same.
 
     Raises:
       UserError: the database refuses, its table is not one of ours, or the corpus is not the store's.

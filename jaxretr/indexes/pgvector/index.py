@@ -107,7 +107,6 @@ class PgvectorIndex:
 
     @property
     def dim(self) -> int:
-        """The vectors' dimensions, D."""
         return self._known.facts.dim
 
     @property

@@ -61,8 +61,7 @@ def remember(
     If a question stands in the batch twice, its first place counts.
 
     Args:
-      table: this device's part of the table.
-      numbers: numbers of the whole batch's questions, int32 [B], the same everywhere.
+      table, numbers: see `look_up`.
       rows: their passages, no two of a question the same, int32 [B, K], the same everywhere; K is at most C.
       scores: their scores, float32 [B, K], the same everywhere.
       known: pairs that `look_up` found, bool [B, K].
