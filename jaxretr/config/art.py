@@ -117,7 +117,6 @@ class ArtConfig(Config):
     table: ScoreTable = field(default_factory=ScoreTable)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other; raises UsageError, which names the setting."""
         super().check()
         if self.typos.multi_positive or self.typos.passage_self_teaching_weight:
             raise UsageError(

@@ -236,7 +236,6 @@ class ContrastiveConfig(Config):
     validation: Validation = field(default_factory=Validation)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
         super().check()
         if self.data.mixture:
             self._check_mixture()

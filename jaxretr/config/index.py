@@ -36,11 +36,7 @@ class LiveIndex:
         return self.refresh == "rolling"
 
     def check(self) -> None:
-        """Refuse settings that contradict each other.
-
-        Raises:
-          UsageError: names the setting.
-        """
+        """Raise UsageError for settings that contradict each other."""
         if self.refresh_every < 1:
             raise UsageError(f"index.refresh_every={self.refresh_every}: must be at least 1; set index.refresh_every")
         if self.refresh_share is None:

@@ -92,7 +92,6 @@ class PassageLmConfig(Config):
     """Floating-point type of the matmuls' operands."""
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
         super().check()
         if self.ranked_questions and self.data.pairs is None:
             raise UsageError("ranked_questions takes questions from data.pairs; set data.pairs=FOLDER as well")

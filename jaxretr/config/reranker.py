@@ -108,7 +108,6 @@ class RerankerConfig(Config):
     ranking: Ranking = field(default_factory=Ranking)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
         super().check()
         if bool(self.negatives.mined) != (self.data.mined is not None):
             raise UsageError("negatives.mined and data.mined go together; set both, or neither")

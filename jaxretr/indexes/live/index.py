@@ -268,7 +268,6 @@ class LiveIndex:
             return database.documents(connection, ids)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """The vectors of passages that are there, float32 [n, D]; see `Index.vectors`."""
         check_rows("ids", ids)
         return self._view.vectors(ids)
 

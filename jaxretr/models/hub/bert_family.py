@@ -99,7 +99,6 @@ class BertFamily(Architecture):
         return super().reads(stated, model_type) or (self.name == "bert" and model_type == "dpr")
 
     def shape(self, config: Mapping[str, Any], where: str) -> BertConfig:
-        """Return the shape that a config.json states; raises UserError, which names `where`."""
         values = self.values(config, where)
         shape = replace(self.defaults, **values)
         shape = replace(shape, max_position_embeddings=max(0, shape.max_position_embeddings - skipped(shape)))

@@ -16,7 +16,6 @@ class T5Family(Architecture):
     """The record of T5's encoder with one kind of feed-forward block."""
 
     def shape(self, config: Mapping[str, Any], where: str) -> T5EncoderConfig:
-        """Return the shape that a config.json states; raises UserError, which names `where`."""
         shape = replace(self.defaults, **self.values(config, where))
         self.check(shape, where)
         return shape

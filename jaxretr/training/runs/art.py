@@ -127,7 +127,6 @@ class ArtRun(CorpusRun):
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         model, shape = model_shape(config.encoder, config.joint), teacher_shape(config.scorer)
         ids = ids_dtype(shape.vocabulary)
         read = size.rows(shape.passage_length, ids)

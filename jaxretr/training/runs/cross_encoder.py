@@ -82,10 +82,7 @@ class CrossEncoderRun(TokenRun):
 
     @staticmethod
     def outline(config: RerankerConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`.
-
-        The evaluation is not among them: the size of its batches depends on the machine.
-        """
+        """Leave the evaluation out: the size of its batches depends on the machine; see `jaxretr.training.loop.outline`."""
         shape, encoder = start_shape(config.encoder), config.encoder
         frame = PairFrame(*FRAME, encoder.max_length)
         ids, k = ids_dtype(shape.backbone.vocab_size), 1 + config.negatives.count

@@ -98,7 +98,6 @@ class EmbeddingDistillationRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: EmbeddingDistillationConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         model = student(config, config.data.vocab_size)
         if model.embedding_size > (most := encoder_shape(config.teacher).embedding_size):
             raise UsageError(f"bert.hidden_size={model.embedding_size}: more than the teacher's {most}; lower it")

@@ -64,7 +64,6 @@ class MlmRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         start = None if config.start is None else encoder_shape(config.start).backbone
         bert = mlm_bert(config, start, config.data.vocab_size)
         width = config.data.max_length

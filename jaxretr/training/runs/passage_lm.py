@@ -63,7 +63,6 @@ class PassageLmRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: PassageLmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Return the programs of a run and the shapes of their arguments, see `jaxretr.training.loop.outline`."""
         t5 = passage_lm_t5(config, config.data.vocab_size) if config.start is None else scorer_shape(config.start)
         ids = ids_dtype(t5.vocab_size)
         wide, target = config.data.max_length, target_width(config, T5_TARGET_START)

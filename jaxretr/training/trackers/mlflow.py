@@ -56,7 +56,6 @@ class MLflow:
         return known
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Add the metrics of a step."""
         found = [self.entities.Metric(_name(name), value, int(seconds * 1000), step) for name, value in values.items()]
         self.client.log_batch(self.id, metrics=found)
 

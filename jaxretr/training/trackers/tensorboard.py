@@ -30,7 +30,6 @@ class TensorBoard:
         self.writer.flush()
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Add the metrics of a step."""
         scalars = [self.summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.writer.write_event(
             self.events.Event(step=step, wall_time=seconds, summary=self.summaries.Summary(value=scalars))
