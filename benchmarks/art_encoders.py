@@ -82,7 +82,11 @@ MINILM = (
     *("--scorer.max-length", "128", "--scorer.max-question-length", "48", "--optimizer.learning-rate", "2e-5"),
     *("--train.steps", "16", "--index.refresh-every", "1000", "--encoder.dtype", "bfloat16"),
 )
-TARGETS = {"posterior target": (), "ART as published": ("--art.prior-weight", "0")}
+TARGETS = {
+    "posterior target": (),
+    "posterior under the start": ("--art.prior", "start"),
+    "ART as published": ("--art.prior-weight", "0"),
+}
 SHUFFLED = "shuffled teacher"
 LONGER = ("--train.steps", "24", "--train.batch-size", "16", "--encoder.dtype", "float32")
 WHOLE = (

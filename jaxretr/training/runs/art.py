@@ -59,7 +59,10 @@ def note_temperature(config: ArtConfig, teacher: Teacher) -> None:
     suits = "their spread decides what suits it: compare a few values on held-out questions"
     if isinstance(teacher.config, CausalLmConfig):
         temperature, prior = LANGUAGE_MODEL
-        suits = f"{temperature:g} and {prior:g} suited SmolLM2-135M (docs/results/art.md)"
+        suits = (
+            f"{temperature:g} and {prior:g} suited SmolLM2-135M on SciFact; where a teacher ranks worse than the encoder, set "
+            "art.prior=start and choose the temperature on a few judged questions (docs/guides/art.md)"
+        )
     note(
         log.info,
         "art.teacher_temperature=%g, with art.prior_weight=%g, divides the scores of %s, which is no T5; %s",
