@@ -141,7 +141,9 @@ def test_all_tools_say_that_they_only_read(service: Service) -> None:
 
 def test_over_http_an_agent_needs_a_key(address: str, key: tuple[Path, str], client: Client, capfd: Any) -> None:
     async def talk(headers: dict[str, str]) -> Any:
-        async with httpx2.AsyncClient(headers=headers) as http, streamable_client(address, http) as agent:
+        # The first request imports the SDK, which takes longer than httpx's five seconds on a machine with other work.
+        patient = httpx2.AsyncClient(headers=headers, timeout=60)
+        async with patient as http, streamable_client(address, http) as agent:
             return (await agent.call_tool("search", {"query": QUESTION, "index": "wiki", "k": 3})).structured_content
 
     found = asyncio.run(talk({"Authorization": f"Bearer {key[1]}"}))
