@@ -13,9 +13,9 @@ domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuA
 SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
 runs lie in scores/, so that a step asks it for few. whole-teacher: the same from all of SciFact's 5,183 passages, read to 256
 tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. weights: nothing is trained, but 300 judged
-training questions of each domain say how far to follow a teacher, the small T5 without --scorer. embedded-teacher: the same teacher for the small encoder that ships with
-the package, on the embedded data, in 64 steps of 16 questions. ablations and curve: that encoder on the embedded data and on
-the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a
+training questions of each domain say how far to follow a teacher, the small T5 without --scorer. embedded-teacher: SmolLM2
+for the small encoder that ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve:
+that encoder on the embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a
 judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev
 questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds,
 and paired tests against the encoder as it was.
@@ -219,11 +219,14 @@ def medquad_teacher(args: argparse.Namespace) -> None:
 
 
 def weights(args: argparse.Namespace) -> None:
-    """How far to follow a teacher in each domain: judged training questions choose the weight of its scores."""
+    """Judged training questions of each domain choose the weight of a teacher's scores: how far it is to be followed."""
+    beds: dict[str, Callable[[argparse.Namespace], Bed]] = {
+        "medquad_whole": whole_medquad,
+        "scifact_whole": whole_scifact,
+        "embedded": lambda _: EMBEDDED,
+    }
     rows = {}
-    for bed in (whole_medquad(args), whole_scifact(args), EMBEDDED):
-        if args.arms and bed.name not in args.arms:
-            continue
+    for bed in (beds[name](args) for name in args.arms or beds):
         config = load(CONFIG, last_of((*bed.settings, *args.settings)))
         assert isinstance(config, ArtConfig)
         beir = read_beir(bed.folder, bed.questions)

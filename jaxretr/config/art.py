@@ -51,9 +51,9 @@ class Art:
     """Weight of an encoder's own scores, held fixed, in the target distribution. 0: the teacher's scores alone, as in ART.
     1: the posterior under that encoder, as in EMDR2 (jaxretr/losses/art.py, `art_target`)."""
     prior: Literal["student", "start"] = "student"
-    """That encoder: student, as it is at the step, so that a run follows the teacher further with every step; or start, as
-    it was before the first step, which holds it: the target of a pair then never changes. The start's parameters stay on the
-    devices and in the checkpoints, and embed each step's texts once more."""
+    """The encoder of the prior: student, as it is at the step, so that a run follows the teacher further with every step; or
+    start, as it was before the first step, which holds it: the target of a pair then never changes. The start's parameters
+    stay on the devices and in the checkpoints, and embed each step's texts once more."""
     shuffle_teacher: bool = False
     """Control experiment: deal out the teacher's scores of each question to its passages at random."""
     chunk: int = 32

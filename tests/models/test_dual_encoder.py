@@ -231,7 +231,7 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
 
 
 class Table(list):
-    """What of a DataFrame counts: iterating over it gives the names of its columns."""
+    """A DataFrame, as far as it counts here: iterating over it gives the names of its columns."""
 
     columns, shape = ("title", "text"), (5, 2)
 

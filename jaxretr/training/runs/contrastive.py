@@ -127,7 +127,7 @@ class ContrastiveRun(CorpusRun):
 
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """Of a mixture's steps, give that of the set which needs most; see `jaxretr.training.loop.outline`."""
+        """Outline a mixture's run with the step of the set that needs most; see `jaxretr.training.loop.outline`."""
         mixes, evaluates = bool(config.data.mixture), any(m.data.has_dev_questions for m in config.members.values())
         guide = next((each.negatives.guide for each in config.members.values() if each.negatives.guide), None)
         config = max(config.members.values(), key=lambda each: (each.negatives.retrieved > 0, sum(_places(each))))
