@@ -18,8 +18,7 @@ from jaxretr.data.text_rows import (
     filled_lines,
     find_input,
     first_line,
-    json_array,
-    json_lines,
+    json_rows,
     missing_field,
     numbered_lines,
     parsed,
@@ -95,7 +94,7 @@ def question_rows(path: Source) -> Iterator[tuple[int, Question | RowError]]:
     suffix = path.suffix
     named_text = suffix in (".txt", ".tsv", ".csv")
     if suffix in (".jsonl", ".ndjson", ".json") or (not named_text and head.lstrip()[:1] in ("{", "[")):
-        return parsed(json_array(path) if head.lstrip().startswith("[") else json_lines(path), _json_row)
+        return parsed(json_rows(path), _json_row)
     if "\t" in head:
         if _has_answers(head):
             return parsed(tsv_rows(path, 2), _answer_row)

@@ -13,9 +13,8 @@ from jaxretr.data.text_rows import (
     check_trec_id,
     check_utf8,
     first_line,
-    json_array,
     json_bracket,
-    json_lines,
+    json_rows,
     missing_field,
     numbered_bytes,
     numbered_lines,
@@ -71,8 +70,8 @@ def read_run(
     if not file.is_file():
         # The content of a pipe can be read only once.
         return read_trec(path, trec_ids=trec_ids)
-    if bracket := json_bracket(file):
-        run = _read_json(file, json_array(file) if bracket == "[" else json_lines(file), questions, trec_ids, count)
+    if json_bracket(file):
+        run = _read_json(file, json_rows(file), questions, trec_ids, count)
     elif first_line(file).count("\t") == 2:
         run = _read_three_columns(file, trec_ids)
     else:
@@ -123,9 +122,9 @@ def _read_json(
 def has_question_ids(path: Path) -> bool:
     """Whether a run's first question has an id (DPR's results have none); True if it is missing or unreadable."""
     file = pathlib.Path(path)
-    if not file.is_file() or not (bracket := json_bracket(file)):
+    if not file.is_file() or not json_bracket(file):
         return True
-    _, row = next(json_array(file) if bracket == "[" else json_lines(file), (0, RowError()))
+    _, row = next(json_rows(file), (0, RowError()))
     return isinstance(row, RowError) or any(row.get(name) is not None for name in _QUESTION_IDS)
 
 

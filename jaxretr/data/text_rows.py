@@ -252,6 +252,11 @@ def json_array(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
         text.advance(text.at + 1)  # the comma
 
 
+def json_rows(path: Input) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Return the rows of `json_array` or of `json_lines`, whichever a file is."""
+    return json_array(path) if json_bracket(path) == "[" else json_lines(path)
+
+
 class _JsonSource:
     """A JSON file read on demand: no more than an element and a block are in memory."""
 

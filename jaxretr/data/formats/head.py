@@ -10,9 +10,8 @@ from jaxretr.data.text_rows import (
     RowError,
     first_character,
     first_line,
-    json_array,
     json_bracket,
-    json_lines,
+    json_rows,
     numbered_lines,
 )
 from jaxretr.runtime.errors import UserError
@@ -64,7 +63,7 @@ class Head:
             self.fields = line.split()
 
     def _look_at_json(self, is_array: bool) -> None:
-        numbered = list(islice(json_array(self.path) if is_array else json_lines(self.path), _ROWS_LOOKED_AT))
+        numbered = list(islice(json_rows(self.path), _ROWS_LOOKED_AT))
         self.objects = [row for _, row in numbered if isinstance(row, dict)]
         if not numbered:
             raise UserError(f"{self.path}: an empty array; give a file with at least one row")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxretr.data.collection import CORPUS, PASSAGE_FIELDS, Collection, Row, Table, shortened
 from jaxretr.data.csv_tables import CARRIAGE_RETURNS, csv_rows, tsv_rows
 from jaxretr.data.named import hub
-from jaxretr.data.text_rows import RowError, check_utf8, json_array, json_bracket, json_lines
+from jaxretr.data.text_rows import RowError, check_utf8, json_rows
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
 
 PREFIX = "files:"
@@ -294,7 +294,7 @@ def _rows_of(name: str, file: Path, suffix: str) -> Iterator[Row]:
         yield from hub.local_rows(name, file)
         return
     if suffix in _JSON:
-        table: Iterator[tuple[int, Any]] = json_array(file) if json_bracket(file) == "[" else json_lines(file)
+        table: Iterator[tuple[int, Any]] = json_rows(file)
     else:
         table = tsv_rows(file) if suffix == ".tsv" else csv_rows(file)
     header: list[str] | None = None
