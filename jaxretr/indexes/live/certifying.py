@@ -16,6 +16,9 @@ from jaxretr.indexes.live.view import View
 from jaxretr.indexes.measuring import Search, certify
 from jaxretr.indexes.recall import Certificate, as_dict
 
+# Seed of the passages that stand in for questions, which the certificate states, and of the sample of the questions asked.
+_SEED = 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Certified:
@@ -79,7 +82,7 @@ def measure(view: View, questions: NDArray[np.float32] | None) -> Certified:
     own = np.full(0 if questions is None else len(questions), -1, np.int64)
     if questions is None:
         there = np.flatnonzero(np.concatenate([view.base_there, view.tail_there]))
-        own = np.random.default_rng(0).choice(there, min(len(there) // 2, question_sets.MOST // 2), replace=False)
+        own = np.random.default_rng(_SEED).choice(there, min(len(there) // 2, question_sets.MOST // 2), replace=False)
         questions = np.stack([view.vector(position) for position in own.tolist()])
     extra = int((own >= 0).any())
     depth = min(max(question_sets.DEPTH, scann.facts.k), view.count - extra)
@@ -95,7 +98,7 @@ def measure(view: View, questions: NDArray[np.float32] | None) -> Certified:
         scann.facts.k,
         stand_ins=stand_ins,
         rows=view.count,
-        seed=0,
+        seed=_SEED,
         model=view.space.model,
         # The snapshot's settings hold: rows removed since are a filter like any other; the tail is searched exactly.
         filters=() if scann.certificate is None else scann.certificate.filters,
@@ -115,7 +118,7 @@ class RecentQuestions:
 
     def __init__(self, most: int):
         """Keep at most `most` questions."""
-        self._most, self._draws, self._lock = most, np.random.default_rng(0), threading.Lock()
+        self._most, self._draws, self._lock = most, np.random.default_rng(_SEED), threading.Lock()
         self._kept: list[NDArray[np.float32]] = []
         self._seen = 0
 
