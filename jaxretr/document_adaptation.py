@@ -47,7 +47,7 @@ from jaxretr.models.encode import chosen_dtype
 from jaxretr.models.hub.dual_encoder_folder import check_finished
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed, require_at_least
 from jaxretr.runtime.storage.files import atomic_write, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable
 from jaxretr.training.loop import train
@@ -174,9 +174,10 @@ def adapt_to_documents(
       UserError: bad input, a model that cannot be used, or too few questions pass the filters.
       UsageError: `queries` without `qrels`, or the reverse; or a setting out of its range.
     """
-    at_least(0, round_trip=round_trip)
+    require_at_least(0, round_trip=round_trip)
     check_seed(seed)
-    at_least(1, passages=passages, per_passage=per_passage, steps=steps, batch_size=batch_size)
+    require_at_least(1, per_passage=per_passage, batch_size=batch_size)
+    at_least(1, passages=passages, steps=steps)
     at_least(4, max_length=max_length)
     if teacher_temperature is not None and scorer is None:
         raise UsageError(f"teacher_temperature={teacher_temperature}: there is no scorer=; give one, or leave it out")

@@ -20,7 +20,7 @@ from jaxretr.indexes.opening import has_texts, opened
 from jaxretr.indexes.read_only import search_ids
 from jaxretr.indexes.reranking import AnyScorer, loaded_scorer, rerank_hits
 from jaxretr.indexes.row_filter import RowFilter
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, require_at_least
 from jaxretr.runtime.parallel.hosts import agree
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def search(
       UsageError: several processes, with a kind of index that only one can search; or texts are needed, and neither given
         nor in the index.
     """
-    at_least(1, k=k, depth=depth, batch_size=batch_size)
+    require_at_least(1, k=k, depth=depth)
+    at_least(1, batch_size=batch_size)
     has_corpus = corpus is not None or passages is not None
     reads = (with_texts or rerank is not None) and not has_corpus
     if reads and not has_texts(index):

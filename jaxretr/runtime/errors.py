@@ -72,15 +72,25 @@ def at_least(least: int, **numbers: int | None) -> None:
         try:
             number = operator.index(value)
         except TypeError:
-            raise UsageError(f"{name}={_short(value)}: give a whole number, at least {least}") from None
+            number = None
+        if number is None or isinstance(value, bool):
+            raise UsageError(f"{name}={_short(value)}: give a whole number, at least {least}")
         if number < least:
             raise UsageError(f"{name}={value}: must be at least {least}")
 
 
-def check_seed(seed: int | None, name: str = "seed") -> None:
+def require_at_least(least: int, **numbers: int) -> None:
+    """Check parameters as `at_least` does, by their names; None is an error as well."""
+    for name, value in numbers.items():
+        if value is None:
+            raise UsageError(f"{name}=None: give a whole number, at least {least}")
+    at_least(least, **numbers)
+
+
+def check_seed(seed: int, name: str = "seed") -> None:
     """Raise UsageError for a seed, by its name, that is no whole number of 32 bits: JAX refuses the others or cuts them."""
-    at_least(0, **{name: seed})
-    if seed is not None and seed >= 2**32:
+    require_at_least(0, **{name: seed})
+    if seed >= 2**32:
         raise UsageError(f"{name}={seed}: must be below 2^32")
 
 

@@ -292,6 +292,9 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         (lambda: jaxretr.search("model", tmp_path, queries=[1]), "questions: 1 is no text"),
         (lambda: jaxretr.search("model", tmp_path, queries=3), "questions: a int is neither a path nor a list"),
         (lambda: jaxretr.search("model", tmp_path, queries=["who"], k=1.5), "k=1.5: give a whole number, at least 1"),
+        (lambda: jaxretr.search("model", tmp_path, queries=["who"], k=None), "k=None: give a whole number, at least 1"),
+        (lambda: jaxretr.ExactIndex(np.eye(2)).search(np.eye(2), None), "k=None: give a whole number, at least 1"),
+        (lambda: jaxretr.ExactIndex(np.eye(2)).search(np.eye(2), True), "k=True: give a whole number, at least 1"),
         (lambda: jaxretr.rerank(3, {}, queries=["who"], corpus=tiny.DATA), "a int is no scorer; give what load_scorer"),
         (
             lambda: jaxretr.evaluate_model("model", beir=tiny.DATA, split="train", baselines="bm25"),

@@ -410,6 +410,13 @@ def test_wrong_use():
         index.search(["one"], 0)
     with pytest.raises(UsageError, match="threads=0: must be"):
         index.search(["one"], 1, threads=0)
+    for questions in ("one", {"one": 1}, [None], None):
+        with pytest.raises(UsageError, match=r"questions.*give a list"):
+            index.search(questions, 1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="corpus: a list is no corpus"):
+        Bm25Index.build(["one"])  # pyright: ignore[reportArgumentType]
+    scores, rows = index.search((text for text in ["two", "one"]), 1)
+    assert rows.tolist() == [[1], [0]] and (scores > 0).all()
 
 
 def test_searching_does_not_start_jax():

@@ -10,7 +10,7 @@ something.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.data.runs import Corpus
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics
 from jaxretr.indexes.bm25.words import Bm25Settings, Method, Vocabulary, questions_as_words
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, check_rows, require_at_least
 
 
 class Bm25Index:
@@ -54,6 +54,10 @@ class Bm25Index:
           UserError: the corpus has no passage, or no word.
         """
         settings = Bm25Settings(k1, b, stemmer, method, quantise_lengths)
+        if not hasattr(corpus, "titles"):
+            raise UsageError(
+                f"corpus: a {type(corpus).__name__} is no corpus; give a Corpus, or the path to search_bm25"
+            )
         vocabulary = Vocabulary(stemmer)
         words = array("I")
         lengths = array("i")
@@ -77,7 +81,7 @@ class Bm25Index:
         )
 
     def search(
-        self, questions: Sequence[str], k: int, *, threads: int = 1
+        self, questions: Iterable[str], k: int, *, threads: int = 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Find the k best passages of each question.
 
@@ -95,28 +99,33 @@ class Bm25Index:
           question's last hit.
 
         Raises:
-          UsageError: k or threads below 1.
+          UsageError: k or threads below 1, or questions that are no list of texts.
         """
-        return self.search_and_score(questions, k, [()] * len(questions), threads=threads)[:2]
+        return self.search_and_score(questions, k, threads=threads)[:2]
 
     def search_and_score(
-        self, questions: Sequence[str], k: int, wanted: Sequence[Sequence[int]], *, threads: int = 1
+        self, questions: Iterable[str], k: int, wanted: Sequence[Sequence[int]] | None = None, *, threads: int = 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.float32]]]:
         """Find the k best passages of each question, as `search`, and score passages given beforehand.
 
         Args:
           questions, k, threads: see `search`.
-          wanted: corpus rows to score for each question, hits or not, [B][any number].
+          wanted: corpus rows to score for each question, hits or not, [B][any number]; None: none.
 
         Returns:
           What `search` returns, and the scores of the wanted rows, B times float32 [any number]; the formula's value,
           usually 0, for a row that is not a hit.
 
         Raises:
-          UsageError: k or threads below 1.
+          UsageError: k or threads below 1, or questions that are no list of texts.
           ValueError: not as many `wanted` as questions.
         """
-        at_least(1, k=k, threads=threads)
+        require_at_least(1, k=k, threads=threads)
+        check_rows("questions", questions)
+        questions = list(questions)
+        if others := [each for each in questions if not isinstance(each, str)]:
+            raise UsageError(f"questions: {others[0]!r:.60} is no text; give a list of texts")
+        wanted = [()] * len(questions) if wanted is None else wanted
         if len(wanted) != len(questions):
             raise ValueError(f"{len(questions)} questions, but rows to score for {len(wanted)}")
         words, ends = questions_as_words(self._vocabulary, self._order, questions)

@@ -25,7 +25,7 @@ from jaxretr.indexes.exact.host_rows import (
 from jaxretr.indexes.exact.slabs import Slab, cut_to_slabs, search_slabs
 from jaxretr.indexes.filters import FilterOptions, Filters, Metadata, Where
 from jaxretr.indexes.topk import BLOCK_ROWS, NO_ROW
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_rows, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, check_rows, did_you_mean, require_at_least
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, to_host
 
 log = logging.getLogger(__name__)
@@ -369,7 +369,7 @@ def _storage_dtype(name: str) -> np.dtype:
 
 
 def _positive(name: str, value: int) -> int:
-    at_least(1, **{name: value})
+    require_at_least(1, **{name: value})
     return int(value)
 
 

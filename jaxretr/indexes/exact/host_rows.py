@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UserError, require_at_least
 from jaxretr.runtime.parallel.mesh import lendable, put_rows, to_host
 
 # Bytes that are converted and checked at a time.
@@ -123,7 +123,7 @@ def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = 
 
 def checked_questions(vectors: np.ndarray, dim: int, k: int, source: str = "queries") -> np.ndarray:
     """Check the questions of a search for k hits of each, and copy them to float32 [B, D]; see `checked_matrix`."""
-    at_least(1, k=k)
+    require_at_least(1, k=k)
     return checked_matrix(vectors, dim, source)
 
 

@@ -20,7 +20,7 @@ from jaxretr.indexes.exact.host_rows import checked_matrix
 from jaxretr.indexes.exact.slabs import cut_to_slabs
 from jaxretr.indexes.source import rebatched
 from jaxretr.indexes.topk import BLOCK_ROWS, GROUP, NO_ROW, block_candidates, inner_products, select_best
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UserError, require_at_least
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate, to_host
 from jaxretr.runtime.parallel.programs import device_jit
 
@@ -65,7 +65,7 @@ def search_weights(
       UserError: wrong shapes, NaN or infinity in embeddings, not as many rows in both, no rows at all, a negative
         weight, or k < 1.
     """
-    at_least(1, k=k)
+    require_at_least(1, k=k)
     mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
     factors = replicate(mesh, _factors(weights))
     questions = checked_matrix(first[0], None, "first questions"), checked_matrix(second[0], None, "second questions")

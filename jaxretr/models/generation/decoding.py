@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxretr.models.backbones.layers import Params, matmuls_in
 from jaxretr.models.generation.decoders import Decoder
-from jaxretr.runtime.errors import UsageError, at_least
+from jaxretr.runtime.errors import UsageError, require_at_least
 from jaxretr.runtime.parallel.programs import device_jit
 
 
@@ -36,8 +36,8 @@ class Sampling:
         Raises:
           UsageError: one of them is out of its range.
         """
-        at_least(1, max_new_tokens=self.max_new_tokens)
-        at_least(0, top_k=self.top_k)
+        require_at_least(1, max_new_tokens=self.max_new_tokens)
+        require_at_least(0, top_k=self.top_k)
         if not 0 <= self.temperature < float("inf"):
             raise UsageError(f"temperature={self.temperature}: give 0 for the most likely tokens, or a number above it")
         if not 0 < self.top_p <= 1:
