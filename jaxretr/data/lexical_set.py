@@ -17,7 +17,7 @@ import numpy as np
 from jaxretr.data.arrays import read_array, write_array
 from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.runtime.errors import UsageError, UserError
-from jaxretr.runtime.storage.files import atomic_write
+from jaxretr.runtime.storage.files import atomic_write, plain_number
 from jaxretr.runtime.storage.sealed_folder import is_described, read_description
 
 META = "meta.json"
@@ -261,7 +261,7 @@ class LexicalSet:
             "settings": settings,
         }
         with atomic_write(folder / META) as file:
-            file.write(json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+            file.write(json.dumps(meta, indent=1, ensure_ascii=False, default=plain_number) + "\n")
         return cls.open(folder)
 
 

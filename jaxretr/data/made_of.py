@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.notes import note
-from jaxretr.runtime.storage.files import open_descriptor, sha256, write_json
+from jaxretr.runtime.storage.files import open_descriptor, plain_number, sha256, write_json
 from jaxretr.runtime.storage.sealed_folder import read_object
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def check_same_settings(folder: Path, noted: Mapping[str, Any], wanted: Mapping[
       noted: the settings that it was begun with.
       wanted: those asked for now. Of a value {"files": names, ...} the names are only shown: a file may move.
     """
-    for name, value in json.loads(json.dumps(wanted)).items():
+    for name, value in json.loads(json.dumps(wanted, default=plain_number)).items():
         there = noted.get(name)
         if _without_files(there) != _without_files(value):
             if _shown(there) == _shown(value):

@@ -99,7 +99,7 @@ def encode(
     content = _questions(queries) if corpus is None else _passages(corpus)
     side: Side = "question" if corpus is None else "passage"
     rows, dim = (content.num_rows if isinstance(content, CorpusStream) else len(content)), encoder.config.embedding_size
-    shard_rows = shard_rows or EmbeddingStore.begun_shard_rows(out) or default_shard_rows(rows, dim)
+    shard_rows = int(shard_rows or EmbeddingStore.begun_shard_rows(out) or default_shard_rows(rows, dim))
     meta = StoreMeta(
         side=side,
         model=model or name_of(encoder),

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from jaxretr.data.arrays import read_chunk, write_chunk
 from jaxretr.runtime.parallel.hosts import agree, wait_for_all
+from jaxretr.runtime.storage.files import plain_number
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class KeptChunks:
         """
         facts = {**facts, "number of devices": jax.local_device_count()}
         agree("the first chunk", {name: str(value) for name, value in facts.items()})
-        name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        name = hashlib.sha256(json.dumps(facts, default=plain_number).encode()).hexdigest()[:16]
         return cls(out.with_name(f"{out.name}.{what}-{name}"))
 
     def read(self, number: int, *wanted: tuple[DTypeLike, Sequence[int | None]]) -> list[np.ndarray] | None:

@@ -67,7 +67,8 @@ def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
     """
     values: Any = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else targets
     unique = tuple(dict.fromkeys(values))
-    if not unique or not all(isinstance(target, int | float | np.floating) and 0 < target <= 1 for target in unique):
+    numbers = all(isinstance(each, int | float | np.floating) and not isinstance(each, bool) for each in unique)
+    if not unique or not numbers or not all(0 < target <= 1 for target in unique):
         raise UsageError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
     return unique
 

@@ -1,5 +1,6 @@
 """`jaxretr.generate`: questions about passages by a language model, filtered, as training data (InPars, GPL)."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,10 @@ from jaxretr.models.encode import note_cut
 from jaxretr.models.generation.decoding import Generated, Sampling
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import Draw, QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed, did_you_mean, require_at_least
 from jaxretr.runtime.parallel.hosts import wait_for_all
 from jaxretr.runtime.progress import Progress
-from jaxretr.runtime.storage.files import check_output
+from jaxretr.runtime.storage.files import check_output, plain_number
 from jaxretr.runtime.storage.paths import is_remote
 
 log = logging.getLogger(__name__)
@@ -135,8 +136,9 @@ def generate(
       UsageError: a setting out of its range, or one that does not suit the model.
       UserError: bad input, no question passes the filters, or a file cannot be written.
     """
-    at_least(1, per_passage=per_passage, limit=limit, round_trip=round_trip, batch_size=batch_size, chunk=chunk)
-    at_least(0, min_words=min_words)
+    require_at_least(1, per_passage=per_passage, chunk=chunk)
+    at_least(1, limit=limit, round_trip=round_trip, batch_size=batch_size)
+    require_at_least(0, min_words=min_words)
     check_seed(seed)
     if not 0 < best_share <= 1:
         raise UsageError(f"best_share={best_share}: give a number above 0, up to 1 for all questions")
@@ -165,11 +167,13 @@ def generate(
     if limit is not None and limit < len(passages):
         rows = drawn(len(passages), limit, seed, "passages")
 
+    settings = [per_passage, limit, temperature, top_k, top_p, max_new_tokens, seed, chunk, batch_size]
+    settings = json.loads(json.dumps(settings, default=plain_number))
     facts = {
         "version": _VERSION,
         "model": generator.fingerprint(),
         "passages": passages.fingerprint(),
-        "settings": [per_passage, limit, temperature, top_k, top_p, max_new_tokens, seed, chunk, batch_size],
+        "settings": settings,
     }
     kept = KeptChunks.beside(target, "questions", facts)
     shares = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
@@ -192,8 +196,8 @@ def generate(
         draws = _draws(kept, shapes, per_passage, generator)
         found = _filtered(target, draws, rows, passages, min_words, best_share, round_trip, retriever)
         write_examples(target, found.examples, format, passages, source=target)
-        made_of = {"corpus": facts["passages"], "generator": facts["model"], "settings": facts["settings"]}
-        write_record(target, {name: str(value) for name, value in made_of.items()})
+        made_of = {"corpus": facts["passages"], "generator": facts["model"], "settings": str(settings)}
+        write_record(target, made_of)
     kept.remove()
     return found
 

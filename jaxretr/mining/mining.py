@@ -193,7 +193,11 @@ def mine(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read, or its ids do not match the corpus.
     """
-    if not isinstance(ranks, tuple | list) or len(ranks) != 2 or not all(isinstance(rank, int) for rank in ranks):
+    if (
+        not isinstance(ranks, tuple | list)
+        or len(ranks) != 2
+        or not all(isinstance(rank, int | np.integer) for rank in ranks)
+    ):
         raise UsageError(f"ranks={ranks!r}: give the first and the last one, such as (1, 100)")
     if not isinstance(run, str | Path | None):
         check_by_question("run", run)
@@ -204,13 +208,13 @@ def mine(
         )
     filters = Filters(
         negatives=negatives,
-        first_rank=ranks[0],
-        last_rank=ranks[1],
+        first_rank=int(ranks[0]),
+        last_rank=int(ranks[1]),
         margin=margin,
         relative_margin=relative_margin,
         answers=answers,
     )
-    depth = filters.last_rank if depth is None else depth
+    depth = int(filters.last_rank if depth is None else depth)
     if depth < filters.last_rank:
         raise UsageError(f"depth={depth} ends before the ranks {filters.first_rank}:{filters.last_rank}; raise it")
     given = [name for name, value in (("run", run), ("model", model)) if value is not None]

@@ -30,7 +30,7 @@ from jaxretr.models.hub.dual_encoder_folder import model_folder
 from jaxretr.models.hub.hf_files import read_json, resolve
 from jaxretr.models.pair_scorer import scorer_digest
 from jaxretr.models.scorers.causal_lm import CausalLmConfig
-from jaxretr.runtime.errors import UserError, at_least, check_seed
+from jaxretr.runtime.errors import UserError, at_least, check_seed, require_at_least
 from jaxretr.runtime.parallel.compilation_cache import keep_programs
 from jaxretr.runtime.parallel.mesh import DATA, make_mesh, replicate
 
@@ -202,7 +202,8 @@ class QuestionGenerator:
         Returns:
           Numpy arrays of n x per_passage rows, those of a passage one behind the other.
         """
-        at_least(1, per_passage=per_passage, batch_size=batch_size)
+        require_at_least(1, per_passage=per_passage)
+        at_least(1, batch_size=batch_size)
         check_seed(seed)
         sampling = sampling or Sampling()
         given = given_passages(passages)

@@ -126,6 +126,18 @@ def test_few_passages_need_no_engine(tmp_path: Path) -> None:
     assert index.certificate is not None and "every passage is scored" in table(index.certificate)
 
 
+def test_lists_and_numbers_of_numpy_make_the_same_folder(tmp_path: Path) -> None:
+    """Numbers come from an array or a table of settings; the save of a long build must not fail for them."""
+    index = ScannIndex.build(PASSAGES[:500].tolist(), engine="faiss", k=np.int64(5), seed=np.int32(0))
+    index.save(tmp_path / "of_numpy")
+    ScannIndex.build(PASSAGES[:500], engine="faiss", k=5).save(tmp_path / "of_python")
+    facts, expected = (read_facts(tmp_path / name) for name in ("of_numpy", "of_python"))
+    assert facts == expected
+    index.delete(id for id in ["3", "4"])
+    index.update(PASSAGES[:1], (id for id in ["5"]))
+    assert len(ScannIndex.load(tmp_path / "of_numpy")) - len(index) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

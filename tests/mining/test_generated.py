@@ -86,6 +86,18 @@ def test_a_call_killed_at_every_chunk_writes_the_same_bytes(
     assert out.read_bytes() != whole.read_bytes()
 
 
+def test_settings_of_numpy_are_those_of_python(folder: Path, whole: Path, tmp_path: Path):
+    """They come from an array or a table of settings."""
+    settings = {name: np.array(value)[()] if not isinstance(value, str) else value for name, value in SETTINGS.items()}
+    settings["max_length"] = SETTINGS["max_length"]
+    jaxretr.generate(folder, corpus=CORPUS, out=tmp_path / "out.jsonl", **settings, seed=np.int64(0))
+    for name in ("", ".made_of.json"):
+        assert (tmp_path / f"out.jsonl{name}").read_bytes() == whole.with_name(f"out.jsonl{name}").read_bytes()
+    for setting in ("per_passage", "chunk", "min_words", "seed", "max_new_tokens"):
+        with pytest.raises(UsageError, match=f"{setting}=None: give a whole number"):
+            jaxretr.generate(folder, corpus=CORPUS, out=tmp_path / "out.jsonl", **(SETTINGS | {setting: None}))
+
+
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(folder: Path, tmp_path: Path):
     words = ["-m", "jaxretr", "generate", str(folder), "--corpus", str(CORPUS), "--compute", "float32"]

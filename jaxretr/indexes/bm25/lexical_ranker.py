@@ -27,7 +27,7 @@ from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_ke
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.progress import Progress, counted
-from jaxretr.runtime.storage.files import atomic_folder, atomic_write, write_json
+from jaxretr.runtime.storage.files import atomic_folder, atomic_write, plain_number, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
         write_json(meta, what, indent=2)
         return
     content = read_object(meta, f"remove {folder} or give another folder")
-    for name, value in json.loads(json.dumps(what)).items():
+    for name, value in json.loads(json.dumps(what, default=plain_number)).items():
         if content.get(name) != value:
             raise UserError(
                 f"{folder}: contains a ranking with another {name} ({content.get(name)} there, {value} here); "

@@ -14,7 +14,7 @@ from jaxretr.indexes.certified.engines import engine_of
 from jaxretr.indexes.certified.rows import vectors_in_memory
 from jaxretr.indexes.exact import unique_ids
 from jaxretr.indexes.exact.host_rows import read_rows
-from jaxretr.runtime.errors import UserError
+from jaxretr.runtime.errors import UserError, at_least
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -95,7 +95,8 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, eng
     if not rows:
         raise UserError("passages: there are none to index; encode at least one")
     for name, value in (("num_leaves", leaves), ("train_size", train_rows)):
-        if value is not None and not 1 <= value <= rows:
+        at_least(1, **{name: value})
+        if value is not None and value > rows:
             raise UserError(f"{name}={value} must be from 1 to the {rows} passages")
     if rows < _NO_CODES_BELOW or dim < _LEAST_DIMENSIONS:
         return Plan(rows, dim, "exact", 1, 0, engine)

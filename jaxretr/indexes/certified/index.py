@@ -25,7 +25,7 @@ from jaxretr.indexes.exact.host_rows import checked_matrix, checked_questions, e
 from jaxretr.indexes.filters import Filters
 from jaxretr.indexes.question_sets import Questions
 from jaxretr.indexes.recall import Certificate, check_targets, of_target
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UserError, at_least, check_rows, check_seed, reason, require_at_least
 from jaxretr.runtime.parallel import memory
 from jaxretr.runtime.parallel.machine import cpu_threads
 
@@ -134,18 +134,18 @@ class ScannIndex:
             source, blocks = str(passages.folder), passages.blocks()
             n, dim = passages.meta.rows, passages.meta.dim
         else:
-            source, blocks = "passages", iter([passages])
-            n, dim = embedding_matrix(passages, source).shape
+            source, matrix = "passages", embedding_matrix(passages, "passages")
+            blocks, (n, dim) = iter([matrix]), matrix.shape
         plan = plan_of(n, dim, num_leaves, train_size, engine_of(engine).name)
-        at_least(1, k=k)
+        require_at_least(1, k=k)
+        check_seed(seed)
         if plan.kind != "exact":
             engine_of(engine).require()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
         question_set = (
             None if questions is None else question_sets.split(checked_matrix(questions, dim, "questions"), seed)
         )
-        keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
-        folder = Path(keeper.name)
+        keeper, folder = _folder_in(workdir)
         what = f"{source}: {_article(plan)} index of {n:,} x {dim}"
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         write_vectors(folder / VECTORS, blocks, (n, dim), source)
@@ -248,6 +248,7 @@ class ScannIndex:
             where they are many, the engine is asked; the limit was measured for the target, see filtering.py.
         """
         queries = checked_questions(queries, self.facts.dim, k)
+        at_least(1, threads=threads)
         allowed_count = len(self) if allowed is None else int(np.count_nonzero(allowed))
         if not allowed_count:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
@@ -305,24 +306,22 @@ class ScannIndex:
         self._now_changed(len(names))
         return replaced
 
-    def update(self, passages: np.ndarray, ids: Sequence[str]) -> None:
+    def update(self, passages: np.ndarray, ids: Iterable[str]) -> None:
         """Replace the embeddings of passages that are there; see `add`.
 
         Raises:
           UserError: as for `add`, or an id is not there.
         """
-        self._check_known(ids)
-        self.add(passages, ids)
+        self.add(passages, self._known(ids))
 
-    def delete(self, ids: Sequence[str]) -> None:
+    def delete(self, ids: Iterable[str]) -> None:
         """Remove passages by id. The certificate becomes stale.
 
         Raises:
           UserError: an id is unknown or given twice, or no passage would be left.
         """
         self._can_change()
-        names = check_ids(ids, len(ids))
-        self._check_known(names)
+        names = self._known(ids)
         if len(names) == len(self):
             raise UserError("delete: no passage would be left; remove the folder instead")
         if names:
@@ -339,8 +338,7 @@ class ScannIndex:
         self._can_change()
         facts, n = self.facts, len(self)
         plan = plan_of(n, facts.dim, num_leaves, None, facts.engine)
-        keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
-        folder = Path(keeper.name)
+        keeper, folder = _folder_in(workdir)
         what = f"{_article(plan)} index of {n:,} x {facts.dim}"
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         self.rows.write(folder, [VECTORS])
@@ -368,10 +366,14 @@ class ScannIndex:
         if self.certificate is not None:
             self.certificate = replace(self.certificate, stale=True)
 
-    def _check_known(self, ids: Sequence[str]) -> None:
-        unknown = [name for name in ids if name not in self.rows.row_of()]
+    def _known(self, ids: Iterable[str]) -> list[str]:
+        check_rows("ids", ids)
+        names = list(ids)
+        names = check_ids(names, len(names))
+        unknown = [name for name in names if name not in self.rows.row_of()]
         if unknown:
             raise UserError(f"{unknown[0]!r} is not in the index ({len(unknown)} such ids); leave it out")
+        return names
 
     def _check_store(self, store: EmbeddingStore) -> None:
         known, meta = self.facts.model_fingerprint, store.meta
@@ -394,6 +396,14 @@ class ScannIndex:
         self._can_change()
         if self.questions is not None:
             self.questions, self.certificate = measure.certify(self, self.questions)
+
+
+def _folder_in(workdir: str | os.PathLike | None) -> tuple[tempfile.TemporaryDirectory, Path]:
+    try:
+        keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
+    except OSError as error:
+        raise UserError(f"{workdir}: {reason(error)}; give a folder that you can write to as workdir=") from None
+    return keeper, Path(keeper.name)
 
 
 def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:

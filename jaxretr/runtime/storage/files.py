@@ -168,7 +168,14 @@ def write_json(
 ) -> None:
     """Write a value as JSON to a file that appears when it is complete; raises as `atomic_write` does."""
     with atomic_write(path) as file:
-        json.dump(content, file, indent=indent, ensure_ascii=ensure_ascii)
+        json.dump(content, file, indent=indent, ensure_ascii=ensure_ascii, default=plain_number)
+
+
+def plain_number(value: Any) -> Any:
+    """Return the Python number of a numpy scalar, which `json.dumps` takes as its `default`."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 
 @contextlib.contextmanager

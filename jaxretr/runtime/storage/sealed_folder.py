@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.runtime.errors import UserError, reason, some_names
-from jaxretr.runtime.storage.files import sha256, write_whole
+from jaxretr.runtime.storage.files import plain_number, sha256, write_whole
 from jaxretr.runtime.storage.paths import as_path, files_below, is_remote
 from jaxretr.runtime.storage.retries import retried
 
@@ -105,7 +105,7 @@ def _text(content: dict[str, Any]) -> str:
 
 
 def _dump(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1, ensure_ascii=False)
+    return json.dumps(content, indent=1, ensure_ascii=False, default=plain_number)
 
 
 # ---- descriptions ----------------------------------------------------------------------------------------------------
