@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+from jaxretr.models.given_texts import given_list
 from jaxretr.models.hub.dual_encoder_folder import states_use
 from jaxretr.runtime.errors import UsageError, UserError, at_least, path_text
 
@@ -64,6 +65,7 @@ class SparseEncoder(DualEncoder):
         """
         from scipy.sparse import csr_array, vstack
 
+        texts = given_list(texts, f"{side}s")
         pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
         found = self.encode_pieces(side, pieces, batch_size=batch_size, total=len(texts))
         parts = [csr_array(vectors) for vectors, _ in found]

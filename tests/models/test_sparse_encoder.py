@@ -152,6 +152,7 @@ def test_vectors_are_those_of_sentence_transformers(
     np.testing.assert_array_equal(SparseEncoder.from_pretrained(tmp_path / "saved").encode_passages(TEXTS), ours)
     sparse = encoder.sparse("passage", TEXTS)
     np.testing.assert_array_equal(sparse.toarray(), ours)
+    np.testing.assert_array_equal(encoder.sparse("passage", iter(TEXTS)).toarray(), ours)
     assert encoder.words(sparse[[0]], 3) == encoder.words(ours[:1], 3)
     for wrong in (lambda: encoder.words(ours, "10"), lambda: encoder.words([1, 2]), lambda: encoder.words("text")):
         with pytest.raises(UsageError, match=r"most='10': give a whole number|vectors: expected numbers"):
