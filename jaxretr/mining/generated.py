@@ -41,7 +41,7 @@ CHUNK = 256
 """Passages whose questions are generated, and kept, at a time."""
 
 # A version that changes when the same model would write other questions about the same passages.
-_VERSION = 1
+_VERSION = 2
 
 # A format of ids and scores alone would lose the questions.
 _FORMATS = tuple(name for name in SCORED_FORMATS if name != "distillation")

@@ -265,7 +265,7 @@ class QuestionGenerator:
         is_end, is_break = np.zeros((2, self.decoder.vocabulary), bool)
         ids = range(min(len(self.tokenizer), len(is_end)))
         for id, text in zip(ids, self.tokenizer.batch_decode([[id] for id in ids]), strict=True):
-            is_end[id] = "\n" in text or text.rstrip().endswith(("?", "\uff1f"))
+            is_end[id] = "\n" in text or text.rstrip().endswith(("?", "\uff1f", "\u061f"))
             is_break[id] = "\n" in text and not text.strip()
         is_end[[id for id in self.ends if id < len(is_end)]] = True
         return is_end, is_break

@@ -193,6 +193,14 @@ def test_a_question_is_the_first_line_of_what_was_generated(text: str, question:
     assert as_question(text) == question
 
 
+def test_a_question_ends_at_the_marks_of_other_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    generator = QuestionGenerator.from_pretrained(folder, template="upr")
+    texts = ["?", "\uff1f", "\u061f", "who", "\u060c"]
+    marks = [*texts, *[""] * (len(generator.tokenizer) - len(texts))]
+    monkeypatch.setattr(type(generator.tokenizer), "batch_decode", lambda *_, **__: marks)
+    assert generator.roles[0][: len(texts)].tolist() == [True, True, True, False, False]
+
+
 def test_other_models_are_refused_in_one_line(tiny_models: Path):
     with pytest.raises(UserError, match="writes no text; give a causal language model"):
         QuestionGenerator.from_pretrained(tiny_models / "encoder")
