@@ -32,7 +32,6 @@ def scorer_loader(args: argparse.Namespace, name: str, *others: str) -> "Callabl
     """Return the function that loads the scorer that --NAME names; None without it.
 
     Args:
-      args: the parsed arguments.
       name: its option.
       others: further options that have no effect without it.
 

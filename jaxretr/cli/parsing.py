@@ -77,7 +77,6 @@ class Options:
         """Add parameters as options.
 
         Args:
-          names: their names.
           option: the words to type, where they differ from the parameter's name.
           settings: those of argparse's `add_argument` that differ from what the signature says.
         """
@@ -141,7 +140,6 @@ def given(args: argparse.Namespace, function: str | None = None) -> dict[str, An
     """The arguments that the user gave for a function; for the others it has its defaults.
 
     Args:
-      args: the parsed arguments.
       function: the end of the function's name, needed if the command takes options from several.
     """
     place = next(place for place in args.taken if function is None or place.endswith(f":{function}"))
@@ -162,7 +160,6 @@ def spoken(message: str, words: Mapping[str, str], settings: Collection[str] = (
     before it, it may be the config that says so.
 
     Args:
-      message: the error.
       words: what is typed for each parameter.
       settings: names of the config's settings that have a section.
     """

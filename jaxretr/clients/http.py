@@ -182,9 +182,7 @@ class Client:
         """Yield the answers to a request whose field has any number of rows, in as many requests as needed.
 
         Args:
-          path: the path of the requests.
           field: the field whose value is a list.
-          rows: the items of that list.
           most: the most items of one request.
           more: further fields of each request.
 

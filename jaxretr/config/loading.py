@@ -153,7 +153,6 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     """Return the config with other values.
 
     Args:
-      config: the config.
       settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of
         some of its settings, which leaves its others as they are; None, where it can be left out. With a `data.mixture`
         nothing is left of the data that the config names.

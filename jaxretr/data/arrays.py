@@ -24,9 +24,6 @@ def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iter
     """Write an .npy file that appears when it is complete; no more than a block is in memory.
 
     Args:
-      path: the file.
-      shape: the array's shape, [rows, ...].
-      dtype: the dtype of its numbers.
       blocks: arrays [n, ...] that together are all rows.
 
     Raises:
@@ -67,8 +64,6 @@ def read_array(
     """Read an array that one of these functions wrote.
 
     Args:
-      path: the file.
-      dtype: the dtype of its numbers, by name or itself.
       shape: the array's shape; None for an axis of any length.
       remedy: the remedy that errors state.
       mapped: whether to map the file into memory rather than to read it.
@@ -107,7 +102,6 @@ def read_chunk(path: Path, *wanted: tuple[DTypeLike, Sequence[int | None]]) -> l
     """Read the arrays that `write_chunk` wrote, from which an interrupted call resumes.
 
     Args:
-      path: the file.
       wanted: the dtype and the shape of each array, as in `read_array`.
 
     Returns:
@@ -125,9 +119,7 @@ def map_rows(path: Path, offsets: np.ndarray, dtype: DTypeLike, remedy: str) -> 
     """Map a file of rows of different lengths, which follow one another without a header.
 
     Args:
-      path: the file.
       offsets: the place where each row begins, and where the last ends, int64 [N + 1].
-      dtype: the dtype of the numbers.
       remedy: the remedy that errors state.
 
     Returns:

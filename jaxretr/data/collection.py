@@ -93,8 +93,6 @@ def of_configs(
     Args:
       name: the data set's name, for messages.
       configs: config -> split -> table.
-      config: the config that the user names.
-      split: the split that the user names.
 
     Raises:
       UserError: there is no such config or split, or neither is named and there are several.

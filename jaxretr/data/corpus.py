@@ -47,8 +47,6 @@ class Corpus:
 
     Attributes:
       ids: the passages' ids, all different.
-      titles: their titles.
-      texts: their texts.
     """
 
     def __init__(self, ids: Column, titles: Column, texts: Column, *, fingerprint: str | None = None):

@@ -115,7 +115,6 @@ class _Lines:
         """Yield a line and, as long as csv's reader asks for more, those after it.
 
         Args:
-          line: the first line.
           taken: the list to which the other lines are added.
           tabs: a line with this number of tabs is not of the row, and ends it; None: no line does.
         """

@@ -213,8 +213,6 @@ class LexicalSet:
           folder: created if missing; a set in it is replaced, other files are left alone.
           queries: Q texts.
           sources: int32 [Q].
-          rankings: the ranking of each teacher.
-          selection: the ranks to take.
           corpus_fingerprint: the fingerprint of the N passages that the rows point to.
           corpus_rows: N.
           settings: recorded in meta.json.

@@ -24,7 +24,6 @@ def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
     """Write the record of a file that is complete; a stream gets none.
 
     Args:
-      path: the file.
       facts: name -> value; digests in place of long values.
     """
     path = Path(path).expanduser()

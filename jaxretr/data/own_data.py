@@ -49,8 +49,6 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
     or if no other questions have judgements, with a warning.
 
     Args:
-      config: an experiment of any kind.
-      path: the folder or file.
       stated: settings of the section `data` that the user gives, without "data."; their splits are used, and dev data
         among them replaces that of the path. None of them may replace all that the path stands for.
 

@@ -23,7 +23,6 @@ class Problems(BadRows):
     """Collects the first problems and counts them all; counts repeated questions and passages, which training accepts.
 
     Args:
-      path: the file or folder.
       most: problems to keep.
       on_problem: called with each of these as soon as it is found.
 

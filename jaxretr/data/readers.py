@@ -165,7 +165,6 @@ def read_beir(folder: Input, split: str | None) -> BeirSet:
     """Read a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
 
     Args:
-      folder: the folder.
       split: the judgements to read, for instance "test"; None for all questions and no judgements.
 
     Raises:
@@ -216,7 +215,6 @@ def qrels_path(folder: Input, split: str, setting: str | None = None) -> Source:
     """Return the file with a BEIR folder's judgements of `split`.
 
     Args:
-      folder: the folder.
       split: for instance "test".
       setting: the setting of a config that names the split, for instance "data.dev_split".
 

@@ -53,9 +53,6 @@ def write_config(
 
     Args:
       folder: a new folder, NAME/CONFIG/VERSION below a data folder in the end.
-      card: the data set's card.
-      config: the config's name.
-      description: the description of the config.
       features: a `tfds.features.FeaturesDict` of texts, int64 and float32 numbers, alone, in lists or in lists of objects.
       splits: name -> rows, which are read once, in their order, and never kept.
 

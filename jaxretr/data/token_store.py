@@ -109,7 +109,6 @@ class TokenStore:
           folder_root: the folder of all stores; created if missing.
           content: a corpus for the passage templates, texts for the question templates.
           tokenizer: a tokenizer that `load_tokenizer` gave.
-          template: the template by which rows are built.
           max_length: the most ids of a row.
           prompt: the text to put before every text (see `template_rows`); T5's templates take none.
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the

@@ -166,10 +166,8 @@ class _ExampleChecker:
     """Checks examples one after the other.
 
     Args:
-      problems: collects the problems.
       corpus: the corpus in which ids are looked up, if given.
       spread: whether the format spreads a question over several rows.
-      check_texts: whether to check the questions' texts.
 
     Attributes:
       ids_alone: whether a passage has only an id, which could not be looked up.

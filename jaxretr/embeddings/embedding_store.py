@@ -129,11 +129,7 @@ class StoreMeta:
 
 
 def default_shard_rows(rows: int, dim: int) -> int:
-    """The default number of rows of a shard, which does not depend on the rows encoded already nor on the speed.
-
-    Args:
-      rows, dim: N and D of the store.
-    """
+    """The default number of rows of a shard, which does not depend on the rows encoded already nor on the speed."""
     platform = jax.default_backend()
     # All devices of an accelerator's host share a batch; those of a CPU share its cores.
     fewest = _FEWEST_ROWS.get(platform) or _FEWEST_ROWS_ELSEWHERE * jax.local_device_count()

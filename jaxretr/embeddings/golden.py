@@ -117,7 +117,6 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
 
     Args:
       folder: the folder with all other files of the export, which must not change any more.
-      encoder: the model that was exported.
       prompts: the model's further prompts, which are only noted.
 
     Raises:

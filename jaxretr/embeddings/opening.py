@@ -13,7 +13,6 @@ def open_store(folder: str | Path, share: bool = False) -> EmbeddingStore:
     Of a store in a bucket each shard is compared when it is fetched, and not before: nothing is read twice.
 
     Args:
-      folder: the store's.
       share: check only the shards of this process's share.
 
     Raises:

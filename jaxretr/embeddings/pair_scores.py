@@ -76,7 +76,6 @@ def score_pairs(
     With several processes, each scores every n-th chunk; all must call this with the same pairs, and all get all scores.
 
     Args:
-      scorer: the model.
       pairs: read once, a chunk at a time.
       count: the number of pairs, n.
       chunk: pairs at a time. The scores of a chunk do not depend on the other chunks.

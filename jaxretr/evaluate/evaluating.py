@@ -243,8 +243,6 @@ def check_texts(
 
     Args:
       files: of runs; for one without ids of its questions, queries alone may be given.
-      corpus: the passages, or None.
-      queries: the questions, or None.
       searched: the first baseline that searches the corpus.
       rerank: whether a scorer reads the texts.
     """
@@ -344,8 +342,6 @@ def read_systems(
     Args:
       names: runs, as files; models, as folders or hub names; "bm25" is BM25.
       questions: those of runs without ids of them.
-      dtype: precision of the models.
-      batch_size: texts per batch of them.
 
     Raises:
       UsageError: one is named twice.

@@ -69,9 +69,6 @@ def run_of(
     """Search, and leave out the passages that are the questions themselves.
 
     Args:
-      search: the function that finds passages.
-      questions: the questions to search for.
-      k: passages per question.
       own_questions: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
 
     Returns:
@@ -135,8 +132,6 @@ class TestSet:
         """Find k passages for each question, without the question itself; see `run_of`.
 
         Args:
-          search: the function that finds passages.
-          k: passages per question.
           texts: other texts of the questions, such as with typos; None: their own.
         """
         questions = self.questions
@@ -145,13 +140,7 @@ class TestSet:
         return run_of(search, questions, k, self.own_questions)
 
     def others(self, run: Run, names: Sequence[str], name: str) -> Run:
-        """Leave out a run's hits that are the question itself; warn where fewer hits are left than these metrics look at.
-
-        Args:
-          run: the run, as it was read.
-          names: the names of the metrics.
-          name: the run's name, for the warning.
-        """
+        """Leave out a run's hits that are the question itself; warn where fewer hits are left than these metrics look at."""
         kept = without_own(run, self.own_questions)
         cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
         short = [id for id in self.own_questions if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]

@@ -169,10 +169,6 @@ class MtebModel:
 
         Args:
           corpus: a data set with the columns id, text and, where there are titles, title.
-          task_metadata, hf_split, hf_subset: the task, its split and its subset.
-          encode_kwargs: arguments for `encode`.
-          num_proc: processes that prepare the texts.
-          **kwargs: none yet; for mteb's extensions.
         """
         task = {"task_metadata": task_metadata, "hf_split": hf_split, "hf_subset": hf_subset}
         self._passages = self._encode_rows(corpus, "document", task, encode_kwargs, num_proc)
@@ -195,12 +191,7 @@ class MtebModel:
 
         Args:
           queries: a data set with the columns id and text.
-          task_metadata, hf_split, hf_subset: the task, its split and its subset.
-          top_k: hits per query.
-          encode_kwargs: arguments for `encode`.
           top_ranked: {query id: candidates}, for re-ranking tasks.
-          num_proc: processes that prepare the texts.
-          **kwargs: none yet; for mteb's extensions.
 
         Returns:
           {query id: {passage id: score}}, at most `top_k` passages per query.

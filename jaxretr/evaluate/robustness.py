@@ -101,10 +101,6 @@ class AlteredValues:
 def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question], dict[str, TestSet]]:
     """Read the questions and judgements of a BEIR folder.
 
-    Args:
-      beir: the folder.
-      names: the splits.
-
     Returns:
       All questions, and those that each split judges, without a corpus; a judged question that is not in the queries file
       counts as 0, altered or not.
@@ -132,10 +128,8 @@ def measure_altered(
     """Search with the original questions and with those of every draw.
 
     Args:
-      search: the function that finds passages for questions.
       on: the original questions; a passage that is one of them does not count as found, altered or not.
       alterations: {name: the texts of each draw}.
-      names: the metrics.
       what: the split's name in warnings.
     """
 

@@ -129,7 +129,6 @@ def find_all(
 
     Args:
       systems: the systems; runs are taken as they are.
-      on: the questions.
       metrics: the metrics, which tell how many hits of a question are needed.
       first_hits: the least hits of a question by the first system.
 

@@ -78,7 +78,6 @@ def render(grids: Sequence[Grid], form: str) -> str:
     """Return all tables as text, one after the other.
 
     Args:
-      grids: the tables.
       form: "table", "latex" or "markdown".
     """
     write = {"table": as_text, "latex": as_latex, "markdown": as_markdown}[form]

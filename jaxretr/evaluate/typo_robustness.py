@@ -134,11 +134,6 @@ def _read_typed(
 ) -> dict[str, list[dict[str, str]]]:
     """Read questions with typos from files: {kind: {question id: text} of each file}.
 
-    Args:
-      files: {kind: a file for each draw}.
-      questions: all questions of the folder.
-      splits: the splits that are measured.
-
     Raises:
       UserError: a file lacks a question of a split, has one that the folder lacks, or cannot be read.
     """

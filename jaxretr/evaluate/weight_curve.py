@@ -170,7 +170,6 @@ def trace(
         and each half ask for.
       grid: "paper", "log" (adaptive), or the weights.
       around: a function that gives the middle of the adaptive grid; called for that alone.
-      metric, systems: names, for the output.
     """
     middle = around() if grid == "log" else math.nan
 

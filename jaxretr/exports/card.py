@@ -76,9 +76,7 @@ def write(
     """Write README.md.
 
     Args:
-      folder: the export's folder.
       name: the model's name, which is that of the final folder.
-      encoder: the exported model.
       note: the note of the layout; None: our own layout.
       source: the model as the user named it.
       prompts: name -> prompt, of the model that was exported.

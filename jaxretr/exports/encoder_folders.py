@@ -100,7 +100,6 @@ class Program:
         Args:
           encoder: the model to export; LoRA's products become part of the kernels.
           out: a new or empty folder.
-          side: the towers to export.
           source: the model as the user named it.
           least_cosine: for programs that round: the least mean cosine of their golden vectors to the model's. None: the vectors
             are equal to `TOLERANCE`.
@@ -230,8 +229,6 @@ def readme(name: str, facts: dict[str, Any], what: str, code: str, notes: Sequen
     """Write the text of README.md for an exported encoder.
 
     Args:
-      name: the name of the folder.
-      facts: the manifest's facts.
       what: the heading behind the name.
       code: code that embeds an example; a test runs it.
       notes: paragraphs below the code.

@@ -24,7 +24,6 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
     """The layout that can hold a model.
 
     Args:
-      config: the model's configuration.
       asked: the layout that the user named; None: dpr for a model with a projection, else bert.
 
     Raises:
@@ -56,11 +55,6 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
 
 def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) -> ExportNote:
     """Write one folder, or question/ and passage/ for two towers and for DPR.
-
-    Args:
-      folder: the folder to write into.
-      encoder: the model to export.
-      layout: the layout that `choose_layout` gave.
 
     Returns:
       The note for jaxretr.json: everything that config.json has no place for.

@@ -114,8 +114,6 @@ def export(
     """Write an encoder as ONNX.
 
     Args:
-      encoder: the model.
-      out: a new or empty folder.
       quantise: "int8": the layers' products in 8 bits.
       least_cosine: for int8: the least mean cosine of its golden vectors to the model's; None: `LEAST_COSINE`.
       options: those of `Program.export`, which also states what is returned and raised.

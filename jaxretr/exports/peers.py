@@ -20,7 +20,6 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
     """Let a library embed the golden texts, on the CPU.
 
     Args:
-      folder: the export.
       library: the library whose layout the folder must have.
       golden: the texts, passages as single texts.
 

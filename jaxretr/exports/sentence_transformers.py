@@ -55,8 +55,6 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     `encode_document` know; query weights are in question/ alone. One tower has one maximum length: the longer one where questions and passages differ.
 
     Args:
-      folder: the folder to write into.
-      encoder: the model to export.
       prompts: name -> prompt, prompts beyond the encoder's own, noted for the users of the folder. No default is set:
         `encode` applies none unasked, `encode_query` and `encode_document` the encoder's.
 

@@ -50,7 +50,6 @@ def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: 
       pieces: the passages' vectors, float32 [n, D]; there may be none.
       ids: the passages' ids; they are read after the pieces.
       vectors: the questions' vectors, float32 [B, D].
-      k: hits per question.
     """
     blocks = rebatched(pieces)
     first = next(blocks, None)

@@ -109,9 +109,6 @@ def tuned_and_certified(
     """Find a width for each target, and measure it on other questions; None for too few passages.
 
     Args:
-      search: the index.
-      source: the passages that it holds.
-      options: see `GraphOptions`.
       widest: the most candidates that the graph's search can hold; None: there is no graph, and every row is scored.
       index: the kind of index and its parameters, for people.
       packages: Python packages whose versions the certificate states.
@@ -183,8 +180,6 @@ def measured_again(certificate: Certificate, search: WidthSearch, truth: GroundT
     """Measure the recalls of an exported index again, and compare them with its certificate.
 
     Args:
-      certificate: the measurements made with the index.
-      search: the index as it is now.
       truth: certification questions, with their neighbours as they are now.
 
     Returns:

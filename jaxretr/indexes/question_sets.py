@@ -90,8 +90,6 @@ def stand_ins(
     Args:
       ids: the ids of the N passages.
       vector: the vector of a row, float32 [D].
-      seed: the seed of the draw.
-      most: see above.
     """
     count = min(len(ids) // 2, most) * 2
     numbers = list(map(int, np.random.default_rng(seed).choice(len(ids), count, replace=False)))

@@ -341,7 +341,6 @@ def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
 
     Args:
       recalls: the recall of each tuning question.
-      k: depth.
     """
     # Counts one more question that missed a neighbour, because it proves little that few questions found all of them.
     return recall_bounds(np.append(recalls, 1 - 1 / k), _CERTAIN_Z)[0]

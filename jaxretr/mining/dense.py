@@ -33,12 +33,9 @@ def rankings_of_model(
     """Encode a corpus and questions, and rank the corpus for each.
 
     Args:
-      model: the model.
       questions: B questions.
       positives: corpus rows of each question's positives.
       own: the row that is the question itself, -1 where none is, [B].
-      corpus: the passages.
-      depth: passages to rank.
 
     Returns:
       B rankings, which know the score of every positive; and the model's name with its fingerprint.

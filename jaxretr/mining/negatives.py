@@ -157,7 +157,6 @@ def hard_negatives(
       positives: the rows of each question's positives, [B][P].
       rankings: B rankings, taken one by one, so that they need not fit in memory.
       passages: the corpus of N rows, to which the positives' and the rankings' rows point.
-      filters: the conditions for passages to be kept.
 
     Raises:
       ValueError: the numbers of questions, positives and rankings differ.

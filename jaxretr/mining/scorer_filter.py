@@ -83,8 +83,6 @@ def judged_by_scorer(
       mined: all candidates of each of B questions, none of them left out for being surplus.
       questions: B questions.
       positives: the rows of all positives of each question, [B][P].
-      passages: the corpus.
-      rule: the conditions for candidates to pass.
       negatives: the most negatives of a question; the best ranked are taken.
       kept: the folder from which scores of an earlier call are read, and in which new ones are kept; None: no folder.
     """

@@ -60,7 +60,6 @@ class Sampling:
         Halves are rounded to the even number, as Python's `round` does: 2.5 gives 2, 3.5 gives 4.
 
         Args:
-          sentences: the number of sentences of the passage.
           position: the position of the passage in its document, from 0.
         """
         if self.kind == "all":
@@ -70,13 +69,7 @@ class Sampling:
         return min(max(1, round(sentences / (self.base * (position + 1)))), sentences)
 
     def choose(self, sentences: int, position: int, row: int) -> list[int]:
-        """Return the sentences that become queries, in their order: a function of the arguments and the seed.
-
-        Args:
-          sentences: the sentences of the passage.
-          position: the position of the passage in its document, from 0.
-          row: the row of the passage in the corpus.
-        """
+        """Return the sentences that become queries, in their order: a function of the arguments and the seed."""
         count = self.count(sentences, position)
         if count == sentences:
             return list(range(sentences))
@@ -214,7 +207,6 @@ def write_sentence_queries(
     Args:
       folder: the folder for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json,
         which is written last.
-      corpus: the passages.
       documents: the position of each passage in its document.
       sampling: the rule that chooses sentences.
       limit: keep at most this many, drawn evenly from all that were sampled.
@@ -256,7 +248,6 @@ def drawn(total: int, count: int, seed: int, purpose: str) -> np.ndarray:
     Args:
       total: the number of numbers to draw from.
       count: the number of draws, at most `total`.
-      seed: the seed of the draw.
       purpose: a name; draws for different purposes do not depend on each other.
     """
     of_purpose = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=4).digest(), "little")

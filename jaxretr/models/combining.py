@@ -56,10 +56,8 @@ def load_models(
     """Load several dual encoders as one with the weights 1, or one combined encoder with its own.
 
     Args:
-      models: as the user named them.
       how: "concatenate" or "sum"; None: that of the combined model, otherwise "concatenate".
       sizes: number of dimensions to keep of each model; None: all.
-      dtype: type of the matmuls, as for `DualEncoder`.
     """
     if len(models) == 1:
         encoder = load_encoder(models[0], dtype=dtype)

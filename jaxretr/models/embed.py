@@ -146,8 +146,7 @@ class DualEncoderConfig:
         """Read the values that `to_json` returned.
 
         Args:
-          values: the parsed JSON object.
-          where: the file it comes from, for errors.
+          where: the file that the values come from, for errors.
 
         Raises:
           UserError: a key is unknown (with a suggestion) or missing, a value is not among the choices, or the adapter

@@ -49,7 +49,6 @@ def choose_engine(
 
     Args:
       config: configuration of the encoder; LoRA's products are in the kernels.
-      tower_params: parameters of the tower.
       dtype: "float32", "bfloat16" or "int8".
       sample: for int8, see `embed_in_int8`.
 

@@ -59,7 +59,6 @@ def copying_start(config: T5Config, seed: int) -> Params:
 
     Args:
       config: a T5 with tied embeddings and num_heads * d_kv == d_model, of at least 4 heads.
-      seed: seed of the random parameters.
     """
     size, head, heads = config.d_model, config.d_kv, config.num_heads
     if not config.tie_word_embeddings or heads * head != size or heads < 4:
@@ -163,7 +162,6 @@ def lexical_start(
       num_passages: N, the number of passages.
       special: ids of tokens that are not words ([CLS], [SEP]); they weigh nothing.
       first: id that every text begins with ([CLS]), one of `special`.
-      seed: seed of the random vectors.
     """
     import Stemmer
 
@@ -249,7 +247,6 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
     Args:
       config: a post-LayerNorm BERT.
       vectors: vectors of the vocabulary's entries, float [V, D], D being `config.hidden_size`; of any length.
-      seed: seed of the random parameters.
 
     Returns:
       The parameters of a `BertEncoder`, float32.

@@ -24,7 +24,6 @@ def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, P
       folder: folder of the indexes, one for each model.
       run: folder of the quickstart's run; if it is finished, its model is used, otherwise the small encoder that it
         starts from.
-      corpus: the passages.
 
     Raises:
       UserError: a folder cannot be written.

@@ -12,8 +12,6 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
     """Build a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
 
     Args:
-      cls: the dataclass.
-      values: its fields' values.
       where: place to name in errors, for instance the file that the values came from.
 
     Raises:

@@ -122,8 +122,6 @@ def add_value(found: Any, value: Any, seen: Collection[int] = ()) -> None:
     """Add a value to a digest; objects that say nothing of themselves count by their class.
 
     Args:
-      found: digest of hashlib.
-      value: function, or another value.
       seen: ids of the values that hold this one.
     """
     if id(value) in seen:

@@ -49,7 +49,6 @@ def host_generator(seed: int, stream: HostStream, step: int) -> np.random.Genera
 
     Args:
       seed: seed of the run, from 0.
-      stream: the purpose.
       step: number of the step, counted from 0.
     """
     # A spawn key, unlike a longer list of seeds, never makes the sequence of another list, such as [seed] or [seed, 0].

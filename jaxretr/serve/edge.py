@@ -51,9 +51,6 @@ class Edge:
     """The outermost layer: whatever happens inside, a request gets an answer, headers, a count and a line in the log.
 
     Args:
-      app: the inner app.
-      metrics: counts the requests.
-      lines: the request log.
       stopping: whether the service is stopping; responses then close their connections.
       routes: the app's routes, whose paths the log and the metrics name.
     """
@@ -142,10 +139,8 @@ class Gate:
     """Admits a request if its key has the scope, and its body is neither too large nor too slow.
 
     Args:
-      app: the inner app.
       keys: the API keys; None: everything is open.
       rates: the limits of the requests that a key may send.
-      settings: the limits.
       stopping: whether the service is stopping; it then admits nothing.
     """
 

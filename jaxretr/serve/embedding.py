@@ -59,10 +59,8 @@ class Embedding:
     """Embeds texts with the service's model, and with those that its indexes are moved to.
 
     Args:
-      encoder: the service's encoder.
       name: the model's name in answers; None: the place it was loaded from.
       settings: the queue's limits.
-      metrics: are told what happens.
       threads: threads that tokenise.
 
     Attributes:

@@ -90,7 +90,6 @@ def mount(app: FastAPI, service: Service) -> Callable[[FastAPI], AbstractAsyncCo
 
     Args:
       app: the service's app, whose keys and limits hold for this path as well.
-      service: the service that the tools call.
 
     Returns:
       The app's lifespan, a function that makes a context manager: outside it no tool can be called.
@@ -232,11 +231,7 @@ def _refusal(message: str) -> Exception:
 
 
 class _Tools:
-    """The SDK's ASGI app. The first request makes it, since importing the SDK takes a second that few services need.
-
-    Args:
-      service: the service that the tools call.
-    """
+    """The SDK's ASGI app. The first request makes it, since importing the SDK takes a second that few services need."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -284,7 +279,6 @@ class _SameOrigin:
     """Refuses pages of other origins, as the protocol demands: such a page could reach a service on its user's machine.
 
     Args:
-      app: the inner app.
       service: the service, whose settings name the pages that may call it (`allow_origins`).
     """
 

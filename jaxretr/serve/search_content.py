@@ -108,7 +108,6 @@ class AnswerHits:
 
     Args:
       encoder: the model, whose parts may have scores of their own.
-      request: the search's request.
     """
 
     def __init__(self, encoder: BatchEncoder, request: SearchRequest):

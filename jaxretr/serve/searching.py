@@ -26,10 +26,8 @@ class Searching:
 
     Args:
       embedding: the encoders, which make vectors of questions.
-      indexes: the indexes to search.
       reranker: the re-ranker; None: there is none.
       threads: the pools in which indexes are called.
-      metrics: are told of times.
     """
 
     def __init__(

@@ -86,7 +86,6 @@ def run(
 
     Args:
       load: a function that makes the service; called in a thread, while /health answers that it is starting.
-      settings: the limits.
       listener: the socket to listen on.
       keys: API keys with their scopes; None: everything is open.
       lines: the log; by default on stderr.

@@ -20,7 +20,6 @@ class Writing:
 
     Args:
       embedding: the encoders, which make vectors of documents.
-      indexes: the indexes to write.
       threads: the pools in which indexes are called.
     """
 

@@ -116,9 +116,7 @@ def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
     """Give a run's programs and the shapes of their arguments; read no weights and allocate nothing.
 
     Args:
-      config: of the run.
       mesh: the devices, which need not be here.
-      size: of the corpus.
 
     Raises:
       UserError: a model whose shape is not known, or settings that contradict each other.

@@ -68,8 +68,6 @@ def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes
     """Save the batch and the known facts; return the error that ends the run.
 
     Args:
-      workdir: the run's folder.
-      bad: the step and its loss.
       batch: batch of that step, on the devices.
       checkpoint: the step of the newest checkpoint before it.
       writes: whether this host is the one that writes.

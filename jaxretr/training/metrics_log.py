@@ -23,10 +23,8 @@ class MetricsLog:
     """Writes metrics.jsonl and TensorBoard files into a run's folder; on other hosts than the first it is silent.
 
     Args:
-      folder: the run's folder.
       start: the step that the run resumes from; later lines of an interrupted run are dropped, as these steps are
         run again.
-      total: steps of the whole run.
       writes: whether this host is the one that writes.
       trackers: other places to report to; closed together with the log.
     """
@@ -58,7 +56,6 @@ class MetricsLog:
 
         Args:
           step: number of finished steps.
-          values: metrics by name.
           examples: questions a step, for examples/s; 0 leaves the rate out.
           seconds: seconds that each part of the run took since the last report; in the files alone, as "seconds/PART".
         """
@@ -144,7 +141,6 @@ def read_best(folder: Path, metric: str | None = None) -> dict[str, Any] | None:
     """Return {"step", "figures"} of a run's best evaluation, as best.json has it; None if there was none.
 
     Args:
-      folder: the run's folder.
       metric: one that the evaluation must have.
 
     Raises:

@@ -27,7 +27,6 @@ def schedule(config: Optimizer, steps: int) -> optax.Schedule:
 
     Args:
       config: peak, warm-up share, form and beginning of the fall, final share.
-      steps: length of the run.
 
     Returns:
       A function from the number of finished steps to the next step's learning rate. The first step already has a rate
@@ -87,7 +86,6 @@ def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
 
     Args:
       config: the optimizer and its arguments, rates, decay, clipping, averaging.
-      steps: length of the run.
 
     Raises:
       UsageError: an argument that the optimizer does not have, or a function of the user's that is not found.

@@ -62,9 +62,7 @@ class StepTrace:
         """
         Args:
           steps: A and B; None: nothing is traced. A resumed run traces those of them that are left.
-          workdir: the run's folder.
           start: the last step that an earlier part of the run has done.
-          total: steps of the whole run.
 
         Raises:
           UsageError: the run has fewer steps.

@@ -69,7 +69,6 @@ def training_format(path: Input, format: str | None = None) -> Format:
     """Return a training set's format.
 
     Args:
-      path: the file or BEIR folder.
       format: the name of the format that the user states; None: detected from the content.
 
     Raises:

@@ -24,9 +24,6 @@ def lookup(path: Source, format: Format, *, corpus: Corpus | None = None, querie
     """Return the texts that a training set's ids refer to.
 
     Args:
-      path: the training set.
-      format: its format.
-      corpus: the passages, if known.
       queries: the questions' file; None: that of the folder or named collection, if the training set is in one. Without
         any, the texts of questions that the training set knows only by id are empty.
 

@@ -12,10 +12,8 @@ def check_sha256(path: str | os.PathLike[str], expected: str, where: str, remedy
     """Compare a file with its checksum; one that was compared before is read again only if it has changed since.
 
     Args:
-      path: the file.
       expected: the file's sha256 (hexadecimal).
       where: the data set, for the error.
-      remedy: the remedy for another content, for the error.
 
     Raises:
       UserError: it has another content, or cannot be read.

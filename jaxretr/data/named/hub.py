@@ -31,7 +31,6 @@ def open_collection(body: str, split: str | None) -> Collection:
 
     Args:
       body: OWNER/NAME or OWNER/NAME/CONFIG; or a path that begins with "/", "~" or ".".
-      split: the split to read.
 
     Raises:
       UserError: it cannot be found, or has no parquet files.

@@ -118,17 +118,7 @@ class TypoGenerator:
         return self._typo(text, output(self._state(step, variant), operator.index(row)))
 
     def texts(self, texts: Sequence[str], step: int, rows: Sequence[int], variant: int = 0) -> list[str]:
-        """Make a typo of each text.
-
-        Args:
-          texts: any texts.
-          step: see `typo`.
-          rows: the row of each text.
-          variant: see `typo`.
-
-        Returns:
-          Each text with typos.
-        """
+        """Make a typo of each text, whose row is in the same place of `rows`; see `typo`."""
         return [typo.text for typo in self.typos(texts, step, rows, variant)]
 
     def typos(self, texts: Iterable[str], step: int, rows: Iterable[int], variant: int = 0) -> list[Typo]:

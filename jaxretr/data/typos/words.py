@@ -82,12 +82,7 @@ class Word:
     """
 
     def __init__(self, text: str, sources: Sources):
-        """Take a word apart.
-
-        Args:
-          text: a text without white space.
-          sources: the lists that typos are made from.
-        """
+        """Take a word apart."""
         self.text = text
         self.sources = sources
         self.characters = split_characters(text)

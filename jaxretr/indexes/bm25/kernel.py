@@ -186,7 +186,6 @@ def _add(lists, word, times, weight, candidates, totals, scratch):
     """Add a word's scores times its weight, `times` times, to the totals of candidates.
 
     Args:
-      lists: the postings.
       word, times, weight: the word, how often the question has it, and its weight each time.
       candidates: rows, int32.
       totals: their scores so far, float32.
@@ -273,7 +272,6 @@ def _completed_kth_best(lists, distinct, times, weights, rows, totals, k, least,
     """Return a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
 
     Args:
-      lists: the postings.
       distinct, times, weights: the words that are not in the totals yet.
       rows, totals: passages and their scores so far, any number.
       k: at least 1.
@@ -352,7 +350,6 @@ def _bound_rest(lists, distinct, times, weights, number, rest, rest_of_block):
     """Bound what the words from each on can add to a passage; return the number of words before the common ones.
 
     Args:
-      lists: the postings.
       distinct, times, weights: the different words, int32, ascending, how often each occurs in the question, and its
         weight, float32.
       number: the number of different words.
@@ -391,8 +388,6 @@ def search(lists, scratch, base, words, weights, ends, first, last, least, k, ke
     """Find the k best passages of the questions from `first` to `last`, of those that hold one of their words.
 
     Args:
-      lists: the postings.
-      scratch: room.
       base: the number that is added to every passage's score in the end, float32 [B].
       words: the words of all questions, int32, ascending within a question.
       weights: the factor of each word's scores, float32, above 0; equal for a word that a question repeats.
@@ -478,8 +473,6 @@ def _score_best(lists, scratch, distinct, times, weights, rest, common, least, s
     without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
 
     Args:
-      lists: the postings.
-      scratch: room.
       distinct, times, weights: the different words, int32, ascending, how often each occurs, and its weight.
       rest, common: see `_bound_rest`.
       least: a score below which no passage is wanted.
@@ -550,7 +543,6 @@ def score(lists, base, words, rows, scores):
     """Write the BM25 scores of some passages for one question, whose words all have the weight 1.
 
     Args:
-      lists: the postings.
       base: a number that is added to every score in the end.
       words: the question's words, int32, ascending.
       rows: rows, int64.

@@ -78,8 +78,6 @@ class Postings:
 
         Args:
           slabs: gives the passages; called twice.
-          statistics: the counts over the whole corpus.
-          settings: parameters of the formula.
         """
         from jaxretr.indexes.bm25 import kernel
 

@@ -71,7 +71,6 @@ def bm25_searcher(
     """Index a corpus for BM25.
 
     Args:
-      corpus: the passages.
       settings: those of `Bm25Index.build`.
 
     Returns:

@@ -87,7 +87,6 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, eng
       rows, dim: N and D.
       leaves: leaves of the tree, 1 for no tree; None: the rows decide.
       train_rows: passages to learn from; None: the rows decide.
-      engine: the engine that learns.
 
     Raises:
       UserError: a number that does not fit.
@@ -120,7 +119,6 @@ def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, in
     """Write embeddings as one .npy file of float32, a block at a time.
 
     Args:
-      path: the file to write.
       blocks: [n, D], in the order of rows, in any dtype.
       shape: N and D.
       source: named in errors.

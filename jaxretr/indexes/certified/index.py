@@ -61,9 +61,7 @@ class ScannIndex:
         """Use `build` or `load`.
 
         Args:
-          facts, rows, questions, certificate: see above.
-          folder: the folder of the files.
-          keeper: an object that removes that folder when the index is gone.
+          keeper: an object that removes `folder` when the index is gone.
         """
         self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
         self.searcher = Searcher(folder, facts, rows)

@@ -116,11 +116,7 @@ def write(
     """Write the folder, which appears complete or not at all and replaces an older index.
 
     Args:
-      directory: the folder.
-      facts: the index's facts as they are now.
       source: the folder with the engine's files, and those of the rows if they have not changed.
-      rows: the rows as they are now.
-      questions, certificate: the index's, where there are any.
     """
     with atomic_folder(check_target(directory)) as folder:
         linked = facts.model_files() + ([] if rows.changed else facts.row_files())

@@ -81,11 +81,6 @@ def peak_of_job(job: str, advance: Callable[[int], None] = lambda rows: None, **
 def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
     """Run a job of worker.py in a process of its own; return its answer.
 
-    Args:
-      job: the job's name.
-      advance: a function that is told how many more rows are done.
-      facts: the job's arguments.
-
     Raises:
       ScannFailed: it ended without one.
     """

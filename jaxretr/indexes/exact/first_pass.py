@@ -79,12 +79,7 @@ class RoundedQueries(NamedTuple):
         return cls(lengths, shifts, queries.shape[1])
 
     def slack(self, error: float, longest: float) -> np.ndarray:
-        """Bound the difference of a score of rounded vectors and the float32 score, float64 [B].
-
-        Args:
-          error: the largest distance of a row to its rounded one.
-          longest: the largest length of a rounded row.
-        """
+        """Bound the difference of a score of rounded vectors and the float32 score, float64 [B]."""
         # The rounding of both sums of D float32 products, in any order, and of the comparison in float32; besides,
         # denormal numbers may be taken for 0.
         sums = 2 * (self.dim + 2) * 2.0**-23 * (self.lengths + self.shifts) * (longest + error) + self.dim * 2.0**-125
@@ -103,7 +98,6 @@ def round_rows(mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[
     """Put rounded rows on the devices.
 
     Args:
-      mesh: the devices.
       read: gives the rows [start, stop) as float32, zeros beyond the last.
       shape: [n, D], padding included.
       kind: "bfloat16" or "int8".

@@ -37,7 +37,6 @@ def as_index(
     """An `ExactIndex` as an `Index`.
 
     Args:
-      index: the index.
       opening: its name, and the file of its texts.
       rows: a function that gives the vectors of rows [n, D]; by default they are read from the devices, all of them.
       facts: facts that differ from those of vectors in memory of which nothing is known.

@@ -64,7 +64,6 @@ def search_slabs(
     While one slab is searched the host reads the next one and sends it: two are on the devices.
 
     Args:
-      mesh: the slabs' devices.
       slabs: in the order of rows.
       queries: float32 [B, D].
       k: results per question.
@@ -174,7 +173,6 @@ def cut_to_slabs(
     """Cut host blocks into slabs of one shape and put them on the devices.
 
     Args:
-      mesh: the devices.
       blocks: [n, D], in the order of rows.
       dtype: the dtype of the rows on the devices.
       source: the blocks' name in errors.

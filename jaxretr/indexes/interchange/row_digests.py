@@ -40,8 +40,6 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
     """Write both files.
 
     Args:
-      folder: the export's folder.
-      ids: N ids.
       digests: the rows' digests, uint64 [N].
     """
     write_ids(folder / IDS, ids)
@@ -64,8 +62,6 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
 
     Args:
       folder: the earlier export, whole or itself a delta.
-      kind: the kind that the export must be of.
-      dim: the D that it must have.
 
     Raises:
       UserError: it is not such an export, or its digests were changed.

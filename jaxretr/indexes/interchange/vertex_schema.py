@@ -107,8 +107,6 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
     """Describe the fault of one row; "" if it has none.
 
     Args:
-      row: the parsed row.
-      dim: the dimensions that its vector must have.
       types: the type of each numeric namespace so far; changed.
     """
     if unknown := row.keys() - _KEYS:

@@ -94,7 +94,6 @@ def update(
     """Delete passages from a folder that no service has open, and add others, as the service does.
 
     Args:
-      folder: the live index's folder.
       add: a corpus, whose passages are encoded; one whose id exists replaces the old one, and all else of the documents of
         files:PATH is deleted: passages behind the last one, all if it is whole now, and the whole one if it is cut. They are
         written in pieces: an update that was interrupted can be repeated.
@@ -102,8 +101,6 @@ def update(
       rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
         it is due.
       model: the encoder, as `load_encoder` takes it, if the index's own name for its model leads nowhere.
-      dtype: the dtype of the matmuls.
-      batch_size: passages per batch; None: chosen for the device.
 
     Raises:
       UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.

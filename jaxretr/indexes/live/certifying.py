@@ -73,7 +73,6 @@ def measure(view: View, questions: NDArray[np.float32] | None) -> Certified:
     """Measure the approximate search of a state, including its tail and its removed rows.
 
     Args:
-      view: the state.
       questions: vectors of questions that nothing was tuned on, float32 [Q, D]; by default passages stand in for them.
     """
     scann = view.base.scann

@@ -293,8 +293,6 @@ def missing(
     """Rows and documents that have no vector in a space, in the order of rows.
 
     Args:
-      connection: a connection, reading or writing.
-      space: the space to be filled.
       after: the row after which to look.
       limit: the most rows to return; -1 for all.
     """

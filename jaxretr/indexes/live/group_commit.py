@@ -43,7 +43,6 @@ class GroupCommit:
         """Start the thread.
 
         Args:
-          base: the database.
           published: called on the thread with the changes of each commit, before the callers return.
         """
         self._database, self._published = base, published

@@ -89,13 +89,11 @@ class LiveIndex:
         """Open a live folder, or make a new one where there is no folder or an empty one.
 
         Args:
-          folder: the index's folder.
           name: the index's name in requests.
           model: the encoder's name, for messages and /info.
           model_fingerprint: the fingerprint of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by
             default that of an existing folder.
           dim: D; by default the folder's.
-          settings: the settings of the upkeep.
           background: whether a thread makes snapshots and certificates; otherwise only calls of `upkeep` do.
 
         Raises:
@@ -210,7 +208,6 @@ class LiveIndex:
         """Search a view; None if a hit's row is no longer in the database.
 
         Args:
-          view: the state to search.
           connection: the connection that documents are read from; None: any, at the state of that moment.
           vectors, k, options, with_documents, with_vectors: see `find`.
         """

@@ -19,13 +19,7 @@ from jaxretr.runtime.progress import Progress
 
 @contextlib.contextmanager
 def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
-    """Yield an encoder as a live index needs it; say at the end how many of all texts it cut.
-
-    Args:
-      encoder: the encoder.
-      name: the path or hub name to load it by.
-      batch_size: passages per batch; None: chosen for the device.
-    """
+    """Yield an encoder as a live index needs it; say at the end how many of all texts it cut."""
     encode = PassageSide(encoder, batch_size)
     yield Model(name, model_fingerprint(encoder, "passage"), encoder.config.embedding_size, encode)
     note_cut(encode.cut, encode.count, "passage", encoder.config.max_passage_length)
@@ -35,7 +29,6 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
     """Move a folder to another model, from where an earlier call was interrupted; return a line that says what was done.
 
     Args:
-      folder: the live index's folder.
       to: the new model: a folder or name that `load_encoder` takes.
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
       batch_size: passages per batch; by default chosen for the device.
@@ -63,7 +56,6 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
     """Switch a folder back to its previous model; encode the documents that were written since.
 
     Args:
-      folder: the live index's folder.
       dtype: precision of the matmuls; auto: bfloat16 where this machine runs it faster.
       batch_size: passages per batch; by default chosen for the device.
 

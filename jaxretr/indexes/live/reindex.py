@@ -70,8 +70,6 @@ class Reindexing:
         """Check that the move can begin.
 
         Args:
-          index: the live index.
-          to: the new model.
           old: the present model; if given, what is written after the switch goes to its space as well, so that
             `rollback` needs no encoding.
           switched: called at the moment of the switch, when searches need vectors of the new model, on the thread that
@@ -162,7 +160,6 @@ def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[
     """Make the previous space the one that is searched again, and return it.
 
     Args:
-      index: the live index.
       encode: the encoder of that space, for documents that were written since without it.
       switched: called at the moment of the switch.
 

@@ -72,8 +72,6 @@ def write(
     """Write a snapshot of the database as it is now, whole or not at all; return its folder, None without documents.
 
     Args:
-      base: the database.
-      space: the space whose vectors are written.
       settings: the rows from which on there is an approximate index, its engine, and the recall it is tuned for.
       questions: questions to tune and certify the index with, float32 [Q, D]; by default passages stand in for them.
 
@@ -161,7 +159,6 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
     """Open a snapshot.
 
     Args:
-      path: its folder.
       space, state: those of the database that the snapshot must belong to.
       compare: whether to compare every file with its hash.
 

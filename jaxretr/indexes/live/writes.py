@@ -54,7 +54,6 @@ def upsert(
 
     Args:
       connection: a connection in a transaction.
-      documents: n documents.
       metadata: the metadata of each document, as JSON; see `checked`.
       vectors: float32 [n, D] by the fingerprint of the model that made them.
       model: the model of the caller's vectors, for messages.

@@ -49,7 +49,6 @@ class Database:
         is replaced, and the work runs once more.
 
         Args:
-          work: a function that gets the connection.
           one_state_of: a table, quoted, that nobody can exchange until the transaction ends; all of the work then sees the
             database as it is once that is so, whatever others commit. None: each statement sees what was committed before it.
 
@@ -159,9 +158,6 @@ def as_user_error(address: Address, error: Exception, timeout_s: float, commit_l
     """PostgreSQL's error as one of ours, in one line and without a password.
 
     Args:
-      address: the database's address.
-      error: the error that psycopg raised.
-      timeout_s: the limit of a statement.
       commit_lost: the connection broke while a commit was under way.
     """
     where, what = address.shown, address.clean(error)

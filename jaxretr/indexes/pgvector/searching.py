@@ -106,8 +106,6 @@ def search(
 
     Args:
       connection: a connection in the transaction that has read `state`.
-      names: the tables' names.
-      state: the known state of the tables.
       vectors: float32 [B, D].
       k: rows per question.
       width: candidates that the HNSW search holds; None: every row is scored.

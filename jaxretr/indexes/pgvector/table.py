@@ -113,7 +113,6 @@ def read_state(connection: Connection, address: Address, known: State | None = N
 
     Args:
       connection: a connection in a transaction.
-      address: the table's address.
       known: the state that was read before; the facts are read again only if something was written since.
 
     Raises:
@@ -139,10 +138,6 @@ def read_state(connection: Connection, address: Address, known: State | None = N
 
 def as_text(value: Any, what: str) -> str:
     """A text that PostgreSQL can store.
-
-    Args:
-      value: the text.
-      what: errors call it.
 
     Raises:
       UserError: it contains NUL, or half of a surrogate pair.

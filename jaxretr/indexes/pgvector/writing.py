@@ -77,7 +77,6 @@ def copy_in(connection: Connection, names: Names, rows: Iterable[Document], piec
 
     Args:
       connection: the connection, in the transaction that made the tables.
-      names: the tables' names.
       rows: N passages.
       pieces: the passages' vectors, float32 [n, D].
     """
@@ -110,11 +109,8 @@ def build_indexes(
 
     Args:
       connection: the connection, in the transaction that filled the table.
-      names: the tables' names.
       suffix: the suffix of the indexes' names.
       indexed: the type in which the HNSW index holds the vectors.
-      rows, dim: N and D.
-      m, ef_construction: parameters of the HNSW index.
     """
     table = names.passages
     needed = round(1.3 * rows * (dim * (4 if indexed == "vector" else 2) + 16 * m) / 2**20)
@@ -173,7 +169,6 @@ def upsert(
 
     Args:
       connection: a connection in a transaction.
-      names: the tables' names.
       generation: the generation of the export that the passages are for.
       rows: n passages of different ids.
       vectors: the passages' vectors, float32 [n, D].

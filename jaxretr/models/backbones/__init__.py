@@ -1,1 +1,1 @@
-"""The towers' networks and their layers."""
+"""The towers' networks and their layers; `dtype` is everywhere the type of the operands of their matmuls."""

@@ -99,11 +99,6 @@ def adapted(dense: Dense, name: str, x: jax.Array, adapter: LayerAdapter | None)
 def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:
     """Draw the adapters of one encoder.
 
-    Args:
-      shape: shape of the adapters.
-      backbone: shape of the encoder.
-      seed: seed of the values.
-
     Returns:
       float32, with N layers: {"lora": {target: {"down": {"kernel": [N, in, rank]}, "up": {"kernel": [N, rank, out]}}},
       "parallel": {"down": {"kernel": [N, D, bottleneck], "bias": [N, bottleneck]}, "up": {"kernel": [N, bottleneck, D],
@@ -131,7 +126,6 @@ def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *,
     Args:
       backbone_params: parameters of an encoder with stacked layers.
       adapter: parameters of its adapters, laid out as by `init_adapter`.
-      shape: shape of the adapters.
       sign: 1 adds the product, -1 subtracts it again.
 
     Returns:

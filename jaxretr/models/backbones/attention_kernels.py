@@ -40,11 +40,8 @@ def attention_on_cuda(dtype: Any, size: int, length: int, *, packed: bool, drops
     version of JAX has no compiler for ours.
 
     Args:
-      dtype: type of the products' operands.
       size: size of a head.
       length: L, tokens of a row.
-      packed: whether the rows are packed.
-      drops: whether there is dropout.
 
     Raises:
       UsageError: JAXRETR_ATTENTION has another value.
@@ -83,7 +80,6 @@ def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyB
       q_blhd: queries, bfloat16 [B, L, H, d].
       k_bmhd: keys, bfloat16 [B, L, H, d].
       v_bmhd: values, bfloat16 [B, L, H, d].
-      bias: bias of the scores.
       scale: factor of the scores, before the bias.
 
     Returns:

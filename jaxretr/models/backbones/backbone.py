@@ -92,12 +92,10 @@ def token_states(
     """Run an encoder as a pure function; to be traced within `layers.matmuls_in(dtype)`.
 
     Args:
-      backbone: shape of the encoder.
       params: parameters of the encoder, those of its adapters under "adapter"; for a program without a backward pass
         the layers may be unstacked.
       tokens: token ids, any integer type [B, L], padded on the right or packed, see packed_rows.py.
       lengths: number of real tokens of each row, int32 [B], or of each text of packed rows, int32 [B, M].
-      dtype: type of the matmuls' operands.
       adapter: shape of the adapters that are computed.
       keys: one PRNG key per text, of the lengths' shape, which switches dropout on.
       options: `keep_matmuls`, `words` and `types`, as in `Encoder`.

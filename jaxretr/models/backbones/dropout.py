@@ -69,7 +69,6 @@ def dropped(x: jax.Array, keys: Any, rate: float) -> jax.Array:
     Args:
       x: float [B, ...]; with the keys of packed rows states [B, L, D] or scores [B, H, L, M].
       keys: result of `Dropout.next_keys`.
-      rate: rate of the `Dropout`.
 
     Returns:
       float32 [B, ...]; x itself without keys.

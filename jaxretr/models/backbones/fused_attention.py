@@ -68,9 +68,7 @@ def fused_attention(
       q_blhd: queries, bfloat16 [B, L, H, d] with d in `SIZES`.
       k_blhd: keys, of the same shape and type.
       v_blhd: values, of the same shape and type.
-      bias: bias of the scores.
       keys: keys of dropout, uint32 [B, 2] or `PackedKeys` with [B, M, 2]; None: no dropout.
-      form: constants of the kernel.
       written_out: function of (q, k, v, bias, keys) that computes the same without a kernel: its gradient is taken
         where there is a bias of positions.
 

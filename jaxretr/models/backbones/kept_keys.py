@@ -50,9 +50,7 @@ def attend_kept(q_b1hd: jax.Array, kept: KeptKeys, bias: jax.Array, dtype: Any) 
 
     Args:
       q_b1hd: queries, with shape [B, 1, H, d].
-      kept: keys and values.
       bias: bias of the scores, broadcastable to [B, G, H / G, M]; a very negative number masks.
-      dtype: type of the matmuls' operands.
 
     Returns:
       [B, 1, H * d], of type `dtype`.

@@ -227,7 +227,6 @@ def as_operands(params: dict[str, Any], dtype: str) -> dict[str, Any]:
 
     Args:
       params: parameters of a tower with stacked layers.
-      dtype: the operands' type.
     """
 
     def cast(path: tuple[Any, ...], array: np.ndarray) -> np.ndarray:

@@ -214,9 +214,6 @@ def attend(
       v_bmhd: values, with shape [B, M, H, d].
       bias: bias of the scores, broadcastable to [B, H, M, L]; a very negative number masks. The parts of a `KeyBias`,
         which come from rows' lengths and positions, can be left to a kernel, see attention_kernels.py.
-      dtype: type of the matmuls' operands.
-      drop: dropout of the attention probabilities.
-      scale: factor of the scores.
 
     Returns:
       [B, L, H * d], of type `dtype`; with a `KeyBias`, undefined but finite at padding positions.
@@ -304,9 +301,6 @@ def matmuls_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
     GPUs would otherwise round the operands to TF32, and TPUs to bfloat16. Matmuls of bfloat16 keep the device's own
     precision, and so does everything if the user has chosen one for all of JAX (JAX_DEFAULT_MATMUL_PRECISION).
     Gradients inherit it from the forward pass, unless a custom rule computes them.
-
-    Args:
-      dtype: type of the model's matmuls, float32 or bfloat16.
     """
     chosen: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is not None or jnp.dtype(dtype) != jnp.float32:

@@ -97,14 +97,12 @@ def word_weights(
     in the first SPLADE (arXiv 2107.05720). With "log1p_relu" it is log(1 + log(1 + relu(s_iv))), as in OpenSearch's. A block of the vocabulary is scored after the other, in the backward pass again: the scores of all tokens never exist together.
 
     Args:
-      shape: shape of the encoder.
       head: parameters of an `MlmHead`.
       table: the encoder's word embeddings, float32 [V, D], or this device's part of a split table.
       states: states of the last layer, float32 [B, L, D].
       lengths: int32 [B], or of packed rows [B, M]; a text without tokens gets zeros.
       strategy: whether the tokens' largest value is taken or their sum.
       activation: function of the scores before the last logarithm.
-      dtype: type of the matmuls' operands.
 
     Returns:
       float32 [B, V], of packed rows [B * M, V].

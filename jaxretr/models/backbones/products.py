@@ -85,10 +85,6 @@ def _sums(
     """Return the product of rounded operands, summed in float32 and then rounded to the type of the result.
 
     Args:
-      spec: as in `product`.
-      a: rounded first operand.
-      b: rounded second operand.
-      result: type of the result.
       bias: bias of type `result`, or None.
       trained: whether the program has a backward pass; others can be exported, which layouts cannot.
     """

@@ -84,7 +84,6 @@ class RotaryLayer(nnx.Module):
           sight: positions and mask of this layer's kind.
           padding: bias that hides padding keys and other texts, as `hidden_keys` returns it.
           keys: one PRNG key per row [B], which switches dropout on.
-          adapter: adapter of this layer.
           attends: attention to other keys than the row's own; it receives rotated queries and keys.
 
         Returns:

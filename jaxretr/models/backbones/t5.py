@@ -155,7 +155,6 @@ class T5EncoderLayer(nnx.Module):
           bias: bias of the attention scores, broadcastable to [B, H, L, L]: relative positions and padding.
           drop: dropout of the additions to the states, and within the feed-forward network.
           drop_attention: dropout of the attention probabilities.
-          adapter: adapter of this layer.
 
         Returns:
           [B, L, D] of x's type.

@@ -57,11 +57,9 @@ class CausalDecoder:
         """Read prompts.
 
         Args:
-          params: the model's parameters.
           tokens: token ids of the prompts, int32 [B, L], padded on the right.
           lengths: int32 [B]; 0 for rows without a prompt.
           room: number of tokens to generate, at most.
-          dtype: type of the matmuls' operands.
 
         Returns:
           The vocabulary's scores for the first token, float32 [B, V], and the state.
@@ -78,11 +76,8 @@ class CausalDecoder:
         """Read one more token of each row.
 
         Args:
-          params: the model's parameters.
           tokens: generated tokens, int32 [B].
           number: their number, from 0, int32.
-          read: the state.
-          dtype: type of the matmuls' operands.
 
         Returns:
           The vocabulary's scores for the next token, float32 [B, V], and the state.

@@ -81,8 +81,7 @@ def generate(
     A row's numbers are drawn by its own `draws`, so that the rows around it do not decide what it says.
 
     Args:
-      decoder: the model.
-      params: its parameters, a causal language model's layers apart.
+      params: the model's parameters, a causal language model's layers apart.
       tokens: token ids of the prompts, int32 [P, L], padded on the right.
       lengths: int32 [P]; rows of length 0 are padding.
       draws: number of each row's draw, uint32 [B], where B = P x per_prompt, those of a prompt one behind the other.
@@ -91,7 +90,6 @@ def generate(
       seed: seed of all draws, uint32.
       per_prompt: number of rows of each prompt.
       sampling: the way in which tokens are chosen; T = max_new_tokens.
-      dtype: type of the matmuls' operands.
 
     Returns:
       B rows.

@@ -69,7 +69,6 @@ def prompt_texts(tokenizer: Any, template: str, max_length: int, *, encoder: boo
     """Return the fixed ids around a passage.
 
     Args:
-      tokenizer: the model's tokenizer.
       template: a name or a file, as in `template_text`.
       max_length: largest number of tokens of a prompt; only the passage is cut.
       encoder: whether the model's encoder reads the prompt (T5), which ends with </s>.

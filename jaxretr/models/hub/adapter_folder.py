@@ -84,7 +84,6 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
 
     Args:
       folder: folder with adapter.safetensors.
-      encoder: the dual encoder.
 
     Raises:
       UserError: the file is missing, or tensors are missing, left over, or of another shape.

@@ -123,9 +123,7 @@ def write_peft(
 
     Args:
       folder: a new or empty folder, or an older one of this kind, which is replaced; both files appear at once.
-      shape: shape of the adapters.
       adapter_params: parameters of one tower's adapters, laid out as by `init_adapter`.
-      backbone: shape of the encoder.
       base_model: path or hub name of the encoder, noted in the file.
 
     Raises:

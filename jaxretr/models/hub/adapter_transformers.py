@@ -63,7 +63,6 @@ def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[A
 
     Args:
       folder: folder with adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
-      backbone: shape of the encoder.
 
     Returns:
       The adapters' shape; and the parameters of one tower's, laid out as by `init_adapter`, numpy float32.

@@ -24,9 +24,6 @@ class CombinedParts(NamedTuple):
 
     Attributes:
       how: way to combine, as stated; `CombinedEncoder` checks it.
-      weights: weights of the parts.
-      names: names of the parts.
-      folders: folders of the parts.
     """
 
     how: str
@@ -64,7 +61,6 @@ def write(
     """Write the folder under another name and rename it; see `CombinedEncoder.save`.
 
     Args:
-      folder: folder of the combined encoder.
       how, weights, names: as in `CombinedParts`.
       save_parts: functions that each write a part into a folder.
     """

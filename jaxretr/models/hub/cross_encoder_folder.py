@@ -53,9 +53,6 @@ def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
 def read_cross_encoder(folder: Path) -> tuple[CrossEncoderConfig, Params]:
     """Read an encoder with a classification head of one score.
 
-    Args:
-      folder: folder with config.json and the weights.
-
     Returns:
       The cross-encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
 
@@ -87,7 +84,6 @@ def read_answers(folder: Path, yes: int, no: int | None) -> tuple[CrossEncoderCo
     """Read a causal language model as a cross-encoder whose score is the logit of one token less that of another.
 
     Args:
-      folder: folder with config.json and the weights.
       yes: id of the token for a passage that answers the question.
       no: id of the other token; None: the score is the first one's logit alone.
 
@@ -108,10 +104,6 @@ def read_answers(folder: Path, yes: int, no: int | None) -> tuple[CrossEncoderCo
 
 def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConfig, Params]:
     """Read a decoder with its output layer.
-
-    Args:
-      folder: folder with config.json and the weights.
-      max_question_length: `max_question_length` of the result.
 
     Returns:
       The language model's shape, and its parameters as a nested dict of float32 numpy arrays.

@@ -289,11 +289,6 @@ def check_new_model(folder: str | Path, *inputs: str | Path) -> None:
 def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | None) -> None:
     """Write our own folder under another name and rename it; see `DualEncoder.save`.
 
-    Args:
-      folder: folder of the model.
-      model: parts of the model.
-      adapter: adapters of the model, if it has any.
-
     Raises:
       UserError: the folder holds anything but an older model of this kind, or cannot be written.
     """

@@ -121,7 +121,6 @@ def read_checkpoint(folder: str | Path, *, expect: DprKind | None = None) -> Enc
     A head for another task, which a retriever does not need, is left out, with a line in the log.
 
     Args:
-      folder: folder with config.json and the weights.
       expect: tower that is expected in a DPR model; None: any.
 
     Raises:
@@ -174,9 +173,7 @@ def translate(
     """Read the tensors of an encoder.
 
     Args:
-      shape: shape of the encoder.
       tensors: the tensors, as `Architecture.prepared` returns them.
-      prefix: prefix of the encoder's tensors.
       kind: `EncoderCheckpoint.kind`.
       projected: size of DPR's projection; 0: there is none.
 
@@ -241,7 +238,6 @@ def export_encoder(
     """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_checkpoint`, bit for bit.
 
     Args:
-      backbone: shape of the encoder.
       params: parameters of the encoder, a nested dict of arrays.
       mlm_head: head of masked language modelling, where the architecture has one.
       prefix: prefix of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),

@@ -69,10 +69,6 @@ SETTINGS = tuple(
 def read_note(content: Mapping[str, Any], where: str) -> ExportNote:
     """Read the parsed jaxretr.json of an export.
 
-    Args:
-      content: the parsed JSON object.
-      where: the file, for errors.
-
     Raises:
       UserError: another version, or a key or value that is not known.
     """

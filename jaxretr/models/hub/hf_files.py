@@ -154,7 +154,6 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
     """Read one JSON object of a model folder.
 
     Args:
-      folder: the model folder.
       name: the file's name in it, such as "config.json".
 
     Raises:

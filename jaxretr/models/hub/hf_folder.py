@@ -17,7 +17,6 @@ def write_folder(
 
     Args:
       folder: folder of the model, created when missing; its files are replaced.
-      config: the content of config.json.
       tensors: tensors by Hugging Face's names.
       tokenizer: tokenizer to save next to the weights.
       dtype: type of the stored tensors; "float16" halves the size of a small model that ships with the package.

@@ -99,7 +99,6 @@ def read_rows(
     Args:
       rows: the table; together the rows fill every parameter of `shapes`.
       shapes: our parameters as ShapeDtypeStructs (only their shapes count), a nested dict.
-      tensors: the checkpoint.
       ignored: pattern for the names of tensors that may exist and are not needed.
       dtype: numpy dtype of the result.
       place: called with the dotted name and the array of each parameter as soon as it is read; its result is kept
@@ -186,7 +185,6 @@ def read_tree(tensors: TensorFiles, shapes: Params, source: str) -> Params:
     """Read tensors under our own names, the dotted paths of parameters, into a nested dict of numpy arrays.
 
     Args:
-      tensors: the tensors.
       shapes: our parameters as ShapeDtypeStructs, a nested dict.
       source: file that states the shapes, for errors.
 

@@ -67,7 +67,6 @@ def read(folder: str | Path, dtype: Any = None, place: Place | None = None) -> t
     Each tensor goes straight into its place of the result: a 3B model in bfloat16 needs its 6 GB and little more.
 
     Args:
-      folder: folder with config.json and the weights.
       dtype: numpy dtype of the parameters, such as jnp.bfloat16; float32 by default.
       place: function that takes each parameter as soon as it is read, as in `read_rows`.
 
@@ -169,10 +168,6 @@ def check_t5(shape: T5Config | T5EncoderConfig, where: str) -> None:
 
 def export_t5(config: T5Config, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_t5`, bit for bit.
-
-    Args:
-      config: shape of the model.
-      params: parameters of the model, a nested dict of arrays.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.

@@ -228,7 +228,6 @@ def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
     """Read a file of torch.save without running anything in it (weights_only).
 
     Args:
-      path: the file.
       ignore_objects: whether to replace options, enums and the like in a training checkpoint, whose classes
         weights_only refuses, by inert objects.
 
@@ -276,7 +275,6 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
     """Write tensors to a .safetensors file, which appears only when it is complete.
 
     Args:
-      path: the file.
       tensors: name -> array, of any dtype of safetensors (bfloat16 included).
       metadata: text to store with them; transformers requires {"format": "pt"}.
 

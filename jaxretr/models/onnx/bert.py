@@ -15,7 +15,6 @@ def states(graph: Graph, bert: BertConfig, weights: Params, mask: str) -> str:
 
     Args:
       graph: the graph that takes the nodes.
-      bert: the encoder's shape.
       weights: the encoder's parameters, float32 numpy arrays, layers stacked.
       mask: name of the mask, float32 [batch, length].
 

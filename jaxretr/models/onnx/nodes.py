@@ -20,7 +20,6 @@ class Graph:
     """Nodes and constants in the order in which they are made; values are known by their names.
 
     Args:
-      onnx: the package.
       int8: whether dense layers multiply in 8 bits.
     """
 

@@ -46,12 +46,9 @@ def question_likelihood(
     """Score rows that hold a passage, an instruction and a question each; part of the compiled programs.
 
     Args:
-      config: configuration of the language model.
-      params: parameters of the language model.
       tokens: token ids, any integer type [n, L], padded on the right; a row ends with its question.
       lengths: int32 [n].
       seconds: start of the question in each row, int32 [n], at least 1; the question is no longer than T.
-      dtype: type of the matmuls' operands.
 
     Returns:
       float32 [n]: mean log p(question token | what precedes it), in nats; 0 for an empty question.

@@ -74,13 +74,10 @@ def relevance(
     """Score rows that hold a question and a passage each; part of the compiled programs.
 
     Args:
-      config: configuration of the cross-encoder.
-      params: parameters of the cross-encoder.
       tokens: token ids, any integer type [n, L], padded on the right or packed, see packed_rows.py.
       lengths: int32 [n], or [n, M] of packed rows.
       seconds: start of the second text in each row, int32 [n], or whether a token is of a second text, bool [n, L], as
         `unmarked` returns them; such tokens have type 1, if the encoder has two types.
-      dtype: type of the encoder's matmul operands.
       adapter: shape of the adapters that are computed, whose parameters are `params["adapter"]`.
       keys: one PRNG key per row [n], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.backbones.layer_stacks.scan_layers`.

@@ -43,7 +43,6 @@ def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tu
     """Put the instruction around passages of different lengths.
 
     Args:
-      prompt: the instruction's token ids.
       passages: token ids without special tokens, any integer type [..., M], padded on the right.
       lengths: number of real tokens of each, int32 [...].
 
@@ -78,12 +77,8 @@ def read_passages(
     """Read passages, each for any number of questions.
 
     Args:
-      config: shape of the T5.
-      prompt: the instruction.
-      params: parameters of the T5.
       passages: token ids of the passages alone, [n, M].
       lengths: int32 [n].
-      dtype: type of the matmuls' operands.
       keep: whether to keep the decoder's keys and values, for several calls of `score_questions`; see `T5Model.read`.
     """
     model = nnx.merge(graph(config, dtype), params)
@@ -104,13 +99,9 @@ def score_questions(
     """Score n questions, each against one of the passages that `read_passages` read.
 
     Args:
-      config: shape of the T5.
-      params: parameters of the T5.
-      read: the passages.
       of: number of each question's passage, int32 [n]; None: question i against passage i.
       targets: token ids of "Question: {q}</s>", [n, T].
       target_lengths: int32 [n].
-      dtype: type of the matmuls' operands.
 
     Returns:
       float32 [n]: mean log p(question token | passage), in nats.

@@ -38,11 +38,9 @@ class T5Teacher:
         """Read passages.
 
         Args:
-          params: the scorer's parameters.
           passages: token ids by the scorer's template for passages, [E, P], padded on the right.
           lengths: int32 [E].
           width: length that no row exceeds.
-          dtype: type of the matmuls' operands.
         """
         passages = passages[:, : width - self.prompt.size]
         return t5_scorer.read_passages(self.config, self.prompt, params, passages, lengths, dtype=dtype)
@@ -60,12 +58,9 @@ class T5Teacher:
         """Score n questions, each against one of the passages that were read.
 
         Args:
-          params: the scorer's parameters.
-          read: result of `read`.
           of: number of each question's passage, int32 [n].
           questions: token ids by the scorer's template for questions, [n, T], padded on the right.
           lengths: int32 [n].
-          dtype: type of the matmuls' operands.
 
         Returns:
           float32 [n]; higher is better.
@@ -105,13 +100,11 @@ class PairTeacher:
         """Score n questions, each against a passage of its own.
 
         Args:
-          params: the scorer's parameters.
           passages: token ids by the scorer's template for passages, [n, P], padded on the right.
           passage_lengths: int32 [n].
           questions: token ids by the scorer's template for questions, [n, T], padded on the right.
           question_lengths: int32 [n].
           width: length that no row exceeds.
-          dtype: type of the matmuls' operands.
 
         Returns:
           float32 [n]; higher is better.

@@ -55,7 +55,6 @@ def check_cpu_devices(mesh: Mesh, inner: int) -> None:
     test.
 
     Args:
-      mesh: the devices.
       inner: the width of the model's feed-forward blocks.
 
     Raises:
@@ -87,7 +86,6 @@ def put_rows(
       rows: an array [n, ...] (a memory map is read one shard at a time), or a function that returns the rows
         [start, stop) of one and may return fewer at the end. Rows up to `shape[0]` are filled with zeros.
       shape: shape of the global array; `shape[0]` must be a multiple of the data axis (see `padded_rows`).
-      dtype: dtype of the global array.
 
     Returns:
       A global array of the given shape, sharded by row over DATA and replicated over MODEL.

@@ -25,7 +25,6 @@ def device_jit(function: Callable[..., Any], **settings: Any) -> Any:
     """`jax.jit` of a program that no other one calls, with XLA's options for the devices of this process.
 
     Args:
-      function: the function to compile.
       settings: as those of `jax.jit`.
 
     Returns:

@@ -118,7 +118,6 @@ def shardings(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:
 
     Args:
       tree: parameters, or anything whose leaves' paths end with parameter names, like optimizer moments.
-      mesh: mesh with the axes "data" and "model".
       split: whether the parameters are split over "data" as well.
     """
     axes = {axis for axis in (DATA, MODEL) if mesh.shape[axis] > 1}
@@ -170,7 +169,6 @@ def compiled_over_data(
     and each new choice would compile the next step again.
 
     Args:
-      mesh: mesh with the axes "data" and "model".
       in_specs: specs of the arguments after the first.
       out_specs: specs of the results; PARAMETERS_OR_STATE of a state.
       split: whether the parameters are split over "data", as in `shardings`.

@@ -106,7 +106,6 @@ def put_folder(local: Path, remote: Path, names: Sequence[str], marker: str | No
     """Write files of a folder, the marker that vouches for the others last.
 
     Args:
-      local, remote: the folders.
       names: the names of the files below `local` to write.
       marker: the name that is written last, or None.
     """

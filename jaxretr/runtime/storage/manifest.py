@@ -83,10 +83,6 @@ def finish(
     Args:
       partial: the hidden folder, which holds all other files.
       out: the name that the folder will have.
-      kind: the kind of export.
-      facts: the facts for manifest.json.
-      readme: the text of README.md.
-      verify: the kind's check of a folder.
 
     Raises:
       UserError: the folder does not hold what was to be exported.

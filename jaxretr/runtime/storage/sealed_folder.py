@@ -70,10 +70,6 @@ def read_sealed(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object that has no seal.
 
-    Args:
-      path: the file.
-      remedy: the remedy that errors state.
-
     Raises:
       UserError: it is missing, or no JSON object.
     """
@@ -120,9 +116,7 @@ def read_description(path: Path, kind: tuple[str, int], remedy: str, *, sealed: 
     """Read a folder's description, without its format and version.
 
     Args:
-      path: the file.
       kind: the format and version that it must name.
-      remedy: the remedy that errors state.
       sealed: whether `write_description` wrote it.
 
     Raises:

@@ -52,10 +52,8 @@ def choose(questions: Sequence[Question], runs: Sequence[Run], relevant: dict[st
     answer, each the first of its kind in the questions' order; the rest is spread evenly over all questions.
 
     Args:
-      questions: the questions in their order.
       runs: the runs of the systems, from the baseline to the model.
       relevant: question id -> ids of the passages judged to answer it; empty without judgements.
-      count: the number of questions to choose.
     """
 
     def first(run: Run, question: Question) -> bool:
@@ -94,12 +92,8 @@ def show(
     """Collect each system's first passages for a question, and the rank of the first relevant one.
 
     Args:
-      question: the question.
-      systems: names and runs.
-      corpus: the passages.
       relevant: ids of the passages judged to answer it; None without judgements.
       common: words that are not marked, as `common_stems` gives them.
-      depth: passages of each system.
     """
     words = set(stems_of(question.text)) - common
     columns = []

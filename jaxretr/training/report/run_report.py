@@ -108,10 +108,8 @@ def write_page(
     """Write the page about runs whose searches were measured already.
 
     Args:
-      runs: the runs, as read from their files.
       comparison: the systems that were measured; the first is the one that the others are compared with.
       on: the corpus and questions that they were measured on; None where `comparison` is None.
-      out: the page.
       examples: questions whose searches are shown.
       shown: names of the systems whose searches are shown, from the baseline to the model; by default BM25, the encoder
         that the first run began with, and the runs.

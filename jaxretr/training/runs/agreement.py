@@ -69,11 +69,8 @@ def make_ask(teaching: Teaching, params: Params, passages: CorpusTokens, targets
     """Return the function that asks a run's teacher about held-out questions.
 
     Args:
-      teaching: the teacher.
-      params: its parameters, on the devices.
       passages: the corpus in its tokens, on the devices.
       targets: the questions in its tokens.
-      mesh: the devices.
     """
 
     @device_jit

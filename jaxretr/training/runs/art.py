@@ -207,12 +207,7 @@ def art_program(
     """Return the constants of a run's compiled programs.
 
     Args:
-      config: config of the run.
-      encoder: config of its dual encoder, or of the two that are trained jointly.
-      teacher: constants of its scorer.
       widths: lengths that the teacher's rows are padded to.
-      corpus_rows: number of passages in the corpus.
-      mesh: the devices.
       passage_widths: lengths that suit the passages as the encoder reads them, where they are known.
 
     Raises:

@@ -37,7 +37,6 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
     """Read the files that `data` names.
 
     Args:
-      data: the config's section.
       stores: folder of the token stores, where the corpus is kept as columns that are mapped into memory.
 
     Raises:
@@ -95,9 +94,7 @@ class GivenPassages:
         """Read the examples.
 
         Args:
-          config: config of the run.
           corpus: corpus of the run; passages that it lacks are left out.
-          questions: training questions of the run.
 
         Raises:
           UserError: a file that cannot be read, or that has passages for none of the questions.

@@ -286,11 +286,8 @@ def contrastive_program(
     """Return the constants of a run's compiled programs.
 
     Args:
-      config: config of the run.
-      encoder: config of its model.
       corpus_rows: number of passages that are searched.
       positives: number of positives among an example's passages.
-      mesh: the devices.
       passage_widths: lengths that suit the passages, where they are known.
 
     Raises:

@@ -55,9 +55,7 @@ class CorpusPrograms(Programs):
     """The programs of a run, and its passages on the devices; nothing is compiled yet.
 
     Attributes:
-      step: the training step.
       whole: the passages, with the programs that encode and search them.
-      codes: product codes.
     """
 
     def __init__(
@@ -72,12 +70,9 @@ class CorpusPrograms(Programs):
         """Put the passages on the devices; in a plan, take their shapes.
 
         Args:
-          config: config of the run.
-          program: constants of the programs.
           make_step: function of (program, optimizer, mesh) that returns the training step.
           model: model that the run starts from; a plan's has the shapes of its parameters.
           store: the passages' tokens.
-          mesh: the devices.
         """
         frozen = frozen_branches(config.encoder, config.joint, model.config)
         keeps_start = isinstance(config, ArtConfig) and config.art.prior == "start"

@@ -53,7 +53,6 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
     """Return the number of a run's passages.
 
     Args:
-      config: config of the run.
       passages: number that the user gives; None: counted where the files exist, or known by the corpus's name.
 
     Raises:

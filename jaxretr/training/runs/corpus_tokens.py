@@ -38,7 +38,6 @@ def corpus_tokens(store: TokenStore | EstimatedRows, rows: int, mesh: Mesh) -> C
       store: store of at most `rows` rows. Of estimated ones the result has the shapes alone; the devices' shares of them
         are assumed to be equal.
       rows: N, a multiple of the data axis (see `padded_rows`).
-      mesh: the devices.
     """
     if isinstance(store, EstimatedRows):
         return _shapes(store, rows, mesh)
@@ -80,8 +79,6 @@ class Layout:
         Args:
           offsets: start of each row among the ids, and the end of the last, int64 [up to N + 1].
           rows: N; rows without an offset are empty.
-          width: number of columns that hold the longest row.
-          devices: number of devices that share the rows.
         """
 
         def bounds(parts: int) -> np.ndarray:

@@ -24,7 +24,6 @@ def load_cross_encoder(encoder: PairEncoder, seed: int) -> CrossEncoder:
     """Load the cross-encoder that a run starts from, with the config's lengths and dropout.
 
     Args:
-      encoder: settings that name the model.
       seed: seed of a new head.
 
     Raises:

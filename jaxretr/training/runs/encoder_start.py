@@ -97,12 +97,7 @@ def _check_joint(encoder: EncoderConfig) -> None:
 
 
 def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
-    """Load the dual encoder that a run starts from, with the config's pooling, lengths and dropout.
-
-    Args:
-      config: settings that name the model, or the shape of a new one.
-      seed: seed of a new model's weights.
-    """
+    """Load the dual encoder that a run starts from, with the config's pooling, lengths and dropout."""
     _check(config)
     if config.fresh is None:
         model = DualEncoder.from_pretrained(
@@ -136,10 +131,6 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
 def encoder_inputs(config: EncoderConfig, model: "Model") -> dict[str, str]:
     """Return fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn, and of the
     source of an encoder of the user's own.
-
-    Args:
-      config: settings of the encoder.
-      model: the model, as `load_model` returns it.
     """
     params: Params = model.params
     if config.fresh is not None:

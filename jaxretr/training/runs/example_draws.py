@@ -39,7 +39,6 @@ class Draws(Protocol):
 
         Args:
           chosen: B examples.
-          step: number of the step.
 
         Returns:
           rows int32 [B, places], NO_PASSAGE where an example has too few; and, for distillation, the teacher's scores
@@ -271,7 +270,6 @@ class LexicalDraws:
         """Read nothing yet: the set's arrays stay on disk, and each step reads the rows of its batch.
 
         Args:
-          config: of the run.
           examples: Q queries with the ranks of T teachers, P positives and M negatives each.
           contents: for each corpus row the first with that title and text, int32 [N].
         """

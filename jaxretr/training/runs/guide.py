@@ -33,8 +33,6 @@ def read_guide(path: str, questions: Sequence[str], passages: Corpus, mesh: Mesh
     Args:
       path: a dual encoder's folder or hub name.
       questions: Q questions.
-      passages: the passages.
-      mesh: the devices.
       rows: N, the passages' rows with padding.
 
     Raises:

@@ -28,10 +28,8 @@ class IndexUpkeep:
     """Keeps the index of one run up to date, as a function of the config and of the number of the step.
 
     Args:
-      config: settings of the index.
       train: number of steps, and interval of evaluations.
       evaluates: whether there are dev questions.
-      whole: the corpus.
     """
 
     def __init__(self, config: LiveIndex, train: Train, evaluates: bool, whole: WholeCorpus):
@@ -76,7 +74,6 @@ class IndexUpkeep:
         """Return the index with the slice of step `number` encoded again, unless all of it is fresh.
 
         Args:
-          train: the weights.
           index: the index, which is used up.
           number: number of the step, from 0.
           every: the result of `counted` when the run began.
@@ -129,8 +126,6 @@ class IndexCodes:
         """Prepare the programs; nothing is compiled yet.
 
         Args:
-          program: the run's constants.
-          mesh: the devices.
           rows: number of passages on the devices, from the first, that the codes are fitted to.
 
         Raises:

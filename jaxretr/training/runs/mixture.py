@@ -55,7 +55,6 @@ class Mixture:
     """The sets of a run; one, called "", of a run that trains on one.
 
     Attributes:
-      members: the sets.
       examples: what a run needs of all of them; the dev examples are a single set's.
       batches: examples of each step.
     """

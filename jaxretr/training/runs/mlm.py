@@ -138,7 +138,6 @@ def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> Mask
     """Return the shape of a run's encoder.
 
     Args:
-      config: config of the run.
       start: shape of the encoder that it starts from; None: a new one.
       vocabulary: number of entries of a new encoder's vocabulary.
 

@@ -29,8 +29,6 @@ class PairDraws:
 
         Args:
           examples: examples of the run; their own draws give a positive, and the negatives of files.
-          negatives: number of negatives of each kind.
-          seed: seed of the run.
         """
         self.examples, self.negatives, self.seed = examples, negatives, seed
         # A training file's own passages where there is no corpus.
@@ -55,7 +53,6 @@ class PairDraws:
 
         Args:
           chosen: B questions.
-          step: number of the step.
 
         Returns:
           rows int32 [B, K], the positive first; NO_PASSAGE in the places that a small corpus cannot fill; and, if the run

@@ -29,8 +29,6 @@ class Programs:
         """Build the optimizer.
 
         Args:
-          config: config of the run.
-          mesh: the devices.
           frozen: names of branches of the parameters that are not trained.
           split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
           keeps_start: whether the state keeps its first parameters.

@@ -40,7 +40,6 @@ class RunExamples(NamedTuple):
         """Return the dev questions of a run, None if it has none, and the passages that are searched for them.
 
         Args:
-          data: the config's section.
           rows: number of passages, from the first, that are searched.
         """
         judged = dev_questions(data)

@@ -39,11 +39,9 @@ class StepQuestions:
         """Tokenise the questions, or open the store where that has been done.
 
         Args:
-          texts: texts of the questions.
           typos: typos that a step reads, if any.
           model: model with the tokenizer and the maximum length of questions.
           stores: folder of the token stores.
-          seed: seed of the typos.
           prompt: the questions' prompt in place of the model's.
         """
         self.texts, self.typos, self.model, self.seed = texts, typos, model, seed

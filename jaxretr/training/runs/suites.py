@@ -54,7 +54,6 @@ class Suites:
           model: model with the tokenizer, templates and lengths.
           program: constants of the run, whose encoding and search are compiled again for each collection's size.
           mesh: the devices, which share each collection's rows.
-          stores: folder of the token stores.
 
         Raises:
           UserError: a suite has no collection with questions and judgements, or one cannot be read.

@@ -50,7 +50,6 @@ def load_teacher(config: Scorer, place: Place | None = None) -> LoadedScorer:
     """Load the teacher with its weights and its tokenizer; raises the errors of `load_scorer`.
 
     Args:
-      config: settings of the teacher.
       place: function that gets each parameter in the form that it has on the devices (`stored`), a T5's as soon as it
         is read; its result is kept instead.
     """
@@ -74,7 +73,6 @@ def scorer_rows(scorer: LoadedScorer, texts: Corpus | Sequence[str], stores: Pat
     Args:
       scorer: scorer with the tokenizer, the templates and the lengths.
       texts: the passages, as a corpus, or the questions.
-      stores: folder of the token stores.
       name: name of a text in the warning of those that are cut.
     """
     if isinstance(texts, Corpus):
@@ -87,11 +85,7 @@ def scorer_rows(scorer: LoadedScorer, texts: Corpus | Sequence[str], stores: Pat
 
 
 class OnDevices:
-    """Puts a model's parameters on the devices one after another, so that a host need not hold all of them.
-
-    Args:
-      mesh: the devices.
-    """
+    """Puts a model's parameters on the devices one after another, so that a host need not hold all of them."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -138,9 +132,7 @@ def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
     head are small, and stay float32, the type that they are computed in.
 
     Args:
-      teacher: the teacher whose parameters they are.
       params: the parameters, float32.
-      dtype: type of the matmuls' operands.
     """
 
     def one(path: tuple[Any, ...], leaf: Any) -> Any:

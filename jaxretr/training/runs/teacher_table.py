@@ -31,10 +31,7 @@ def table_maker(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> C
     """Return a compiled function that returns a run's table without scores; None where no scores are kept.
 
     Args:
-      config: settings of the table.
-      questions: number of training questions.
       top_k: number of passages of a question in a step: there is room for at least as many.
-      mesh: the devices.
     """
     if not config.capacity:
         return None
@@ -49,7 +46,6 @@ def made_of(config: Scorer, inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the origin of a teacher's scores as name -> value: its settings, and digests of the teacher and the texts.
 
     Args:
-      config: settings of the teacher.
       inputs: digests of the run's inputs by name, as in inputs.json.
     """
     settings = {f"scorer.{name}": str(getattr(config, name)) for name in _SETTINGS}
@@ -86,13 +82,6 @@ def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequenc
 
     Questions that the file does not name begin without scores. If a question has more passages than the table has room
     for, the first ones are kept.
-
-    Args:
-      path: the file.
-      shapes: shapes of the table.
-      corpus: corpus of the run.
-      questions: training questions of the run.
-      mesh: the devices.
 
     Raises:
       UserError: a bad row, a passage without an id or a score, one that the corpus lacks, or a file that names none of

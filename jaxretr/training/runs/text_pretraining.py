@@ -89,10 +89,7 @@ class TokenPrograms(Programs):
         """Build the programs.
 
         Args:
-          config: config of the run.
-          loss: sum of the losses of a batch.
           params: function that returns the shapes of the parameters.
-          mesh: the devices.
           chunk: number of rows that a device takes at once.
           dropout: whether the loss is given keys in training.
           frozen: names of branches of the parameters that are not trained.
@@ -128,11 +125,7 @@ class TokenPrograms(Programs):
 
 
 class TokenRun:
-    """A run without a corpus on the devices, as the training program calls it: a state, a step, batches.
-
-    Args:
-      programs: the run's programs.
-    """
+    """A run without a corpus on the devices, as the training program calls it: a state, a step, batches."""
 
     def __init__(self, programs: TokenPrograms):
         self.config: Any = programs.config
@@ -172,8 +165,6 @@ class LanguageModelRun(TokenRun):
     """A run on texts alone, with a held-out loss.
 
     Args:
-      programs: the run's programs.
-      data: the passages.
       further_inputs: fingerprints of everything else that the run reads, by the names in run_inputs.py.
     """
 

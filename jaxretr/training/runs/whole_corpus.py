@@ -65,7 +65,6 @@ class WholeCorpus:
           store: the passages' tokens, from `token_store`: at least `program.corpus_rows`; the rows after these are
             fetched by row but never found by a search.
           program: constants of the compiled programs, with the store's `widths_of`.
-          mesh: the devices.
         """
         self.mesh, self.store, self.program = mesh, store, program
         self.rows = rows = padded_rows(store.num_rows, mesh)
@@ -144,7 +143,6 @@ class WholeCorpus:
         """Search for a batch of questions.
 
         Args:
-          train: the weights.
           index: as `searchable` returns it.
           questions: tokens [B, L] and lengths [B] on the devices.
           allowed: the rows that may be found, bool [N]; None: all.
@@ -174,7 +172,6 @@ def token_store(
     Args:
       model: model with the tokenizer, template and lengths.
       texts: the passages, as a corpus, or the questions.
-      stores: folder of the token stores.
       prompt: prompt in place of the model's.
       name: name of a text in the warning of those that are cut; None: no warning.
     """
@@ -264,8 +261,6 @@ class DevSet:
         Metrics of the misspelt questions have names that begin with "typo_".
 
         Args:
-          train: the weights.
-          whole: the corpus.
           live: the live index, if there is one, or the result of `searchable`. It is searched if it is fresh; if parts of it
             are old, the corpus is encoded once more, since the metrics must not depend on its age.
         """

@@ -94,7 +94,6 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     """Build the compiled training step.
 
     Args:
-      program: the run's constants.
       optimizer: applied to both towers.
       mesh: mesh with the axes "data" and "model"; B must be a multiple of its data axis.
 
@@ -252,11 +251,9 @@ def student_loss(
     """Return this device's mean loss.
 
     Args:
-      program: the run's constants.
       q: this device's questions, float32 [b, D].
       p: embeddings of their passages, float32 [b, K, D].
       teacher: the teacher's scores of them, float32 [b, K].
-      batch: this device's part of the batch.
       prior: the start's scaled scores of them, float32 [b, K]; None: the student's are the prior.
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
       stored: quantiser of the passages that are scored; None: they are scored exactly.

@@ -115,7 +115,6 @@ def batch_loss(
     """Return this device's part of the batch's loss, in training and in validation.
 
     Args:
-      program: the run's constants.
       q: this device's questions, float32 [b, D].
       p: their passages, float32 [b, C, D].
       passages: what else is known of them.
@@ -165,7 +164,6 @@ def sparsity(
     """Return this device's part of the regularisation of sparse embeddings, for training alone.
 
     Args:
-      contrastive: the weights.
       step: number of the step, from 0.
       q: this device's questions, float32 [b, V].
       p: their passages, float32 [b, C, V].

@@ -50,7 +50,6 @@ def make_step(
     """Build the compiled training step.
 
     Args:
-      program: the run's constants.
       optimizer: applied to both towers.
       mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
 
@@ -150,7 +149,6 @@ def retrieve_negatives(
 
     Args:
       program: the window of ranks, the margin, how to draw.
-      mesh: of the shard_map.
       questions: this device's embeddings, float32 [b, D].
       index: this device's part of the live index.
       text_ids: text ids of this device's rows, int32 [n].

@@ -42,7 +42,6 @@ def pair_loss(
     """Return the loss of a `PairBatch` in the form that `make_token_step` takes.
 
     Args:
-      config: config of the run, with the objective.
       shape: the cross-encoder's shape, with the dropout of the training.
       frame: special tokens around question and passage.
       frozen: names of the branches of the parameters that are not trained.

@@ -108,8 +108,6 @@ def share(deal: Deal, device: jax.Array, question_lengths: jax.Array, widths: tu
     """Return one device's share.
 
     Args:
-      deal: assignment of the step's pairs.
-      device: number of the device.
       question_lengths: tokens of each pair's question, int32 [P].
       widths: widths that questions are padded to, ascending.
     """

@@ -32,7 +32,6 @@ def embedding_loss(config: DualEncoderConfig, dtype: Any) -> SumLoss:
 
     Args:
       config: configuration of the student, whose embeddings have length 1.
-      dtype: type of its matmuls' operands.
     """
 
     def loss(params: Params, batch: DistillationBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -88,12 +88,10 @@ def embed_batch(
     share hold passages as well.
 
     Args:
-      program: the run's constants.
       params: trained parameters of the dual encoder.
       frozen: its other parameters.
       questions: this device's part of the batch.
       found: tokens [b, K, L] and lengths [b, K] of their passages.
-      keys: keys of the dropout.
 
     Returns:
       float32 [b, D], [b, V, D] or None, and [b, K, D].
@@ -125,8 +123,6 @@ def embed_side(
     A chunk of questions has as many of them as together have the tokens of a chunk of passages.
 
     Args:
-      program: the run's constants.
-      side: which of the two.
       params: trained parameters of the dual encoder.
       frozen: its other parameters.
       rows: tokens of questions [b, L] or of passages [b, K, L], and lengths [b] or [b, K].

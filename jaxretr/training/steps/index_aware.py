@@ -67,8 +67,6 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
     """Build the compiled program that fits the centres of product codes to passages, dropout off.
 
     Args:
-      program: the run's constants.
-      mesh: the devices.
       count: number of passages, the first ones on the devices, that the fit may use.
 
     Returns:

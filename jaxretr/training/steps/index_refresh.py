@@ -44,8 +44,6 @@ def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Calla
     A slice is a function of the step alone: for any number of devices it has the same rows, equally many on each.
 
     Args:
-      program: the run's constants.
-      mesh: the devices.
       every: R; R steps in a row encode every row once.
 
     Returns:
@@ -117,7 +115,6 @@ def encode_rows(
     """Encode rows of this device's passages into the index, block by block; call it inside the shard_map.
 
     Args:
-      program: the run's constants.
       params: all parameters of the dual encoder.
       passages: this device's passages, [n, L].
       embeddings: this device's part of the index, [n, D].

@@ -73,8 +73,6 @@ def find_passages(
     """Search the live index with this device's questions; call it inside the shard_map.
 
     Args:
-      program: the run's constants.
-      mesh: mesh of the shard_map.
       questions: this device's embeddings, float32 [b, D].
       index: this device's part of the index.
       k: number of passages per question.

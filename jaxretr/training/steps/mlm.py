@@ -71,12 +71,7 @@ def mask(
 
 
 def masked_lm_loss(shape: MaskedLmShape, dtype: Any) -> SumLoss:
-    """Return the cross-entropy of the tokens under the masks, summed over the predictions of a MaskedBatch.
-
-    Args:
-      shape: shape of the encoder.
-      dtype: type of its matmuls' operands.
-    """
+    """Return the cross-entropy of the tokens under the masks, summed over the predictions of a MaskedBatch."""
     graph, _ = define(lambda rngs: MaskedLm(shape, dtype=dtype, rngs=rngs))
 
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -51,9 +51,6 @@ def scorer_loss(
     temperature, -w log(exp(s_0 / tau) / sum_j exp(s_j / tau)) - sum_t log p(question_t | question_<t, passage 0).
 
     Args:
-      t5: shape of the scorer.
-      prompt: instruction of the scorer.
-      dtype: type of the matmuls' operands.
       ranked_temperature: tau.
       ranked_weight: w.
     """

@@ -94,8 +94,6 @@ def teach(
     A pair that stands in the batch several times is asked for once, and not at all if the table has it.
 
     Args:
-      teaching: the teacher.
-      params: parameters of the teacher.
       passages: this device's part of the corpus in the teacher's tokens.
       rows: the passages of the whole batch's questions, int32 [B, K], the same everywhere.
       questions: this device's own questions.
@@ -200,10 +198,7 @@ def _ask_by_passage(
     """Return a function for blocks of passages, each read once, whose questions then form separate blocks.
 
     Args:
-      teaching: the teacher.
-      params: parameters of the teacher.
       found: the passages of this device's units, tokens [m, L] and lengths [m].
-      own: this device's share.
       slots: the unit of each pair, int32 [P].
       pairs: the question of each pair [P], and the questions' tokens [B, T] and lengths [B].
     """

@@ -40,7 +40,6 @@ def make_token_step(
     Args:
       loss: loss of any rows of a batch.
       optimizer: applied to `state.params`.
-      mesh: the devices.
       chunk: number of rows that a device takes at once, summing the gradients over the chunks: memory, not mathematics.
         None: all of them.
       dropout: whether the loss is given each row's PRNG key, by the state's key and the row's place in the batch.

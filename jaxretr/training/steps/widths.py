@@ -102,7 +102,6 @@ class TeacherWidths:
         """Return lengths for texts known by their averages: two for rows and for questions, or one if they are close.
 
         Args:
-          teacher: constants of the teacher, which determine its rows.
           passage: tokens of an average passage.
           passage_width: columns of the passages' token ids.
           question_width: columns of the questions' token ids.
@@ -126,7 +125,6 @@ class TeacherWidths:
         """Return lengths that suit the lengths of these texts.
 
         Args:
-          teacher: constants of the teacher, which determine its rows.
           passages: tokens of all passages, int32 [N].
           questions: tokens of all questions, int32 [Q].
           passage_width: columns of the passages' token ids.

@@ -36,7 +36,6 @@ def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
 
     Args:
       folder: the run's folder, which keeps the ids for resuming.
-      config: config of the run.
       shown: the folder as the user named it; its last part is in the tracked run's name, unless the config has one.
     """
     name = config.tracking.name or f"{config.name} {Path(shown).name}"

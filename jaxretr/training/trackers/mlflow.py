@@ -23,7 +23,6 @@ class MLflow:
     Args:
       folder: the run's folder, which keeps the run's id.
       config: config of the run; its settings are parameters of the MLflow run.
-      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):

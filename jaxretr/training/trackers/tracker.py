@@ -20,7 +20,6 @@ class Tracker(Protocol):
 
         Args:
           step: number of finished steps. A resumed run repeats the steps after its checkpoint, with equal values.
-          values: metrics by name.
           seconds: time of the measurement, in seconds since 1970.
         """
         ...

@@ -24,7 +24,6 @@ class WeightsAndBiases:
     Args:
       folder: the run's folder; wandb's own files are in its wandb/.
       config: config of the run, sent when it starts.
-      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):
