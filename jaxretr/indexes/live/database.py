@@ -50,6 +50,8 @@ CREATE TABLE certificates (space INTEGER PRIMARY KEY, content TEXT NOT NULL);
 # Databases of earlier versions lack it until a document with metadata is written.
 _FIELDS = "CREATE TABLE IF NOT EXISTS fields (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)"
 
+_DOCUMENTS = "SELECT d.row, d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)"
+
 # Values of one IN (...): SQLite takes 32,766, older ones 999.
 _AT_A_TIME = 900
 
@@ -297,11 +299,10 @@ def missing(
       limit: the most rows to return; -1 for all.
     """
     found = connection.execute(
-        f"""SELECT d.row, d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)
-        WHERE d.row > ? AND NOT EXISTS (SELECT 1 FROM {space.table} v WHERE v.row = d.row) ORDER BY d.row LIMIT ?""",
+        f"""{_DOCUMENTS} WHERE d.row > ? AND NOT EXISTS (SELECT 1 FROM {space.table} v WHERE v.row = d.row) ORDER BY d.row LIMIT ?""",
         (after, limit),
     )
-    return [(row, Document(id, title, text, json.loads(metadata))) for row, id, title, text, metadata in found]
+    return [_row_and_document(*each) for each in found]
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -322,15 +323,21 @@ def _documents(
     connection: sqlite3.Connection, column: str, values: Sequence[str] | Sequence[int]
 ) -> Iterator[tuple[int, Document]]:
     """Yield the row and the document for each document that has one of the values in a column."""
+    for each in matching(connection, f"{_DOCUMENTS} WHERE d.{column}", values):
+        yield _row_and_document(*each)
+
+
+def _row_and_document(row: int, id: str, title: str, text: str, metadata: str) -> tuple[int, Document]:
+    return row, Document(id, title, text, json.loads(metadata))
+
+
+def matching(
+    connection: sqlite3.Connection, query: str, values: Sequence[str] | Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the results of a query that ends with the column that has one of the values."""
     for start in range(0, len(values), _AT_A_TIME):
         part = values[start : start + _AT_A_TIME]
-        rows = connection.execute(
-            f"""SELECT d.row, d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)
-            WHERE d.{column} IN ({",".join("?" * len(part))})""",
-            part,
-        )
-        for row, id, title, text, metadata in rows:
-            yield row, Document(id, title, text, json.loads(metadata))
+        yield from connection.execute(f"{query} IN ({','.join('?' * len(part))})", part)
 
 
 def note_fields(connection: sqlite3.Connection, names: Iterable[str]) -> None:

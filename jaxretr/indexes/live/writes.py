@@ -16,8 +16,6 @@ from jaxretr.indexes.live import database, fault_points
 from jaxretr.indexes.live.database import Space
 from jaxretr.runtime.errors import UserError
 
-_AT_A_TIME = 900
-
 
 class ModelChanged(UserError):
     """An error: a write or a search came with vectors of a model that the index has left; encode with the new one."""
@@ -130,18 +128,9 @@ def note_certificate(connection: sqlite3.Connection, space: Space, content: dict
 
 
 def _remove(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
-    rows: list[int] = []
-    for start in range(0, len(ids), _AT_A_TIME):
-        part = ids[start : start + _AT_A_TIME]
-        rows += [
-            row
-            for (row,) in connection.execute(
-                f"SELECT row FROM documents WHERE id IN ({','.join('?' * len(part))})", part
-            )
-        ]
+    rows: list[int] = [row for (row,) in database.matching(connection, "SELECT row FROM documents WHERE id", ids)]
     if rows:
-        tables = ["documents", "texts", *(space.table for space in database.spaces(connection))]
-        for table in tables:
+        for table in ("documents", "texts", *(space.table for space in database.spaces(connection))):
             connection.executemany(f"DELETE FROM {table} WHERE row = ?", ((row,) for row in rows))
     return rows
 
