@@ -63,15 +63,8 @@ def corpus_logsumexp(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _logsumexp(
-    settings: Any,
-    queries: jax.Array,
-    rows: jax.Array,
-    text_ids: jax.Array,
-    excluded: jax.Array,
-    stored: StoredRows | None,
-) -> jax.Array:
-    return _stream(settings, queries, rows, text_ids, excluded, stored)[0]
+def _logsumexp(settings: Any, *arrays: Any) -> jax.Array:
+    return _stream(settings, *arrays)[0]
 
 
 def _stream(

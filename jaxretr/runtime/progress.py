@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TypeVar
 
 log = logging.getLogger(__name__)
@@ -63,9 +62,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.close()
 
 
