@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from jaxretr.data.runs import ranked_ids, single_precision
-from jaxretr.runtime.errors import UserError, require_at_least
+from jaxretr.runtime.errors import UserError, at_least
 
 Run = Mapping[str, Mapping[str, float]]
 Normalise = Literal["none", "minmax"]
@@ -117,7 +117,7 @@ def _of_all_questions(
 ) -> dict[str, dict[str, float]]:
     if len(runs) < 2:
         raise UserError("fusion needs at least two runs; add another one")
-    require_at_least(1, k=k)
+    at_least(1, k=k)
     fused = {}
     for question_id in dict.fromkeys(name for run in runs for name in run):
         scores = _single(question_id, fuse(question_id))
