@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from jaxretr.config import (
 from jaxretr.config.kinds import check_limits
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
-from jaxretr.data.formats.examples import Example
+from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.held_out import with_lowest_hashes
@@ -33,7 +33,7 @@ from jaxretr.data.made_of import note_settings
 from jaxretr.data.questions import Question
 from jaxretr.data.source import source_of
 from jaxretr.embeddings.embedding_store import EmbeddingStore
-from jaxretr.embeddings.encoding import encode
+from jaxretr.embeddings.encoding import encode, encode_texts
 from jaxretr.evaluate.evaluating import read_own_test
 from jaxretr.evaluate.measuring import TestSet, run_of
 from jaxretr.evaluate.report import Report
@@ -60,7 +60,7 @@ Path_ = str | Path
 METRICS = ("ndcg@10", "mrr@10", "recall@20")
 
 _COMMAND, _QUESTIONS, _HELD_OUT, _FIRST = "command.json", "generated.jsonl", "held_out", "embeddings_before"
-_TRAIN, _MODEL_MINED, _MINED = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl"
+_TRAIN, _MODEL_MINED, _MINED, _TARGETS = "train.jsonl", "mined_by_the_model.jsonl", "mined.jsonl", "targets.jsonl"
 _QUERIES, _QRELS = "queries.jsonl", "qrels.jsonl"
 _SECONDS = "seconds.json"
 
@@ -142,8 +142,10 @@ def adapt_to_documents(
     """Adapt a model to documents without questions or judgements; an interrupted call resumes.
 
     A language model writes questions about the passages. BM25 and the model find each question's hard negatives. The model
-    is trained to tell the question's passage from these and from those of other questions; with a scorer, to weigh a
-    question's passages as the scorer does. The best checkpoint by generated questions about other passages is kept.
+    is trained to tell the question's passage from these and from those of other questions; with a scorer, also to weigh a
+    question's passages as the scorer and the model before do together, ART's posterior:
+    p(passage | question) ~ exp(scorer / teacher_temperature) p_model(passage | question). The best checkpoint by generated
+    questions about other passages is kept.
 
     Args:
       documents: the passages, as for `jaxretr.encode`: a corpus file, a BEIR folder, or files:FOLDER for texts, tables and
@@ -251,6 +253,9 @@ def adapt_to_documents(
     first = timed("encoding", lambda: encode(before, corpus=corpus, out=out / _FIRST, model=str(model)))
     find_first = store_search(before, first)
     timed("mining", lambda: _mine(out, learnt, corpus, find_first, scorer, dtype), out / _MINED)
+    if scorer is not None:
+        scale = teacher_temperature / _temperature(before)
+        timed("mining", lambda: _write_targets(out, corpus, before, first, scale), out / _TARGETS)
 
     # ---- training ----------------------------------------------------------------------------------------------------
     _write_judged(out / _HELD_OUT, held_out)
@@ -389,7 +394,33 @@ def _mine(
     mine(out / _TRAIN, run=fused, **asked, **settings)
 
 
+def _write_targets(out: Path, corpus: Corpus, encoder: DualEncoder, store: EmbeddingStore, scale: float) -> None:
+    """Write the mined examples with `scale` times the encoder's own scores added to the scorer's."""
+    examples = list(read_examples(out / _MINED, format="tevatron2"))
+    numbers, rows = np.transpose(
+        [(number, corpus.row(each.id or "")) for number, one in enumerate(examples) for each in one.candidates]
+    )
+    questions = encode_texts(encoder, _questions(examples), None)
+    added, start = np.empty(len(rows)), 0
+    for block in store.blocks():
+        here = np.flatnonzero((start <= rows) & (rows < start + len(block)))
+        added[here] = scale * np.einsum("pd,pd->p", questions[numbers[here]], block[rows[here] - start])
+        start += len(block)
+    rest = iter(added.tolist())
+
+    def scored(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        return tuple(replace(each, score=(each.score or 0.0) + next(rest)) for each in candidates)
+
+    posteriors = (replace(one, positives=scored(one.positives), negatives=scored(one.negatives)) for one in examples)
+    write_examples(out / _TARGETS, posteriors, "tevatron2", corpus, source=out / _MINED)
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _temperature(encoder: DualEncoder) -> float:
+    """Return the divisor of the model's scores."""
+    return 0.05 if encoder.config.normalise else 1.0
 
 
 def _config(
@@ -406,13 +437,13 @@ def _config(
     """Return the configuration of a run that continues a model's training on the mined questions."""
     assert encoder.dtype != "int8"
     shape = encoder.config
-    learns = Distillation(loss="kl", contrastive_weight=0.0, teacher_temperature=temperature)
+    learns = Distillation(loss="kl", teacher_temperature=temperature)
     mined = out / _MODEL_MINED
     negatives = Negatives(static=1, mined=int(mined.is_file()))
     return ContrastiveConfig(
         name="adapt_to_documents",
         data=ContrastiveData(
-            train=str((out / _MINED).absolute()),
+            train=str((out / (_TARGETS if scored else _MINED)).absolute()),
             mined=str(mined.absolute()) if negatives.mined else None,
             corpus=corpus,
             dev_questions=str((out / _HELD_OUT / _QUERIES).absolute()),
@@ -427,7 +458,7 @@ def _config(
             dtype=encoder.dtype,
         ),
         negatives=Negatives(static=_SCORED) if scored else negatives,
-        contrastive=Contrastive(temperature=0.05 if shape.normalise else 1.0, chunk=16),
+        contrastive=Contrastive(temperature=_temperature(encoder), chunk=16),
         distillation=learns if scored else Distillation(),
         optimizer=Optimizer(learning_rate=rate, weight_decay=0.01, warmup=0.1, final=0.0),
         train=train,

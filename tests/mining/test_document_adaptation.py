@@ -128,6 +128,15 @@ def test_a_scorers_scores_are_distilled_and_own_questions_compared_on(
     # Other batches round otherwise.
     np.testing.assert_allclose(row["positive_scores"] + row["negative_scores"], wanted, atol=1e-5)
 
+    # What is learnt: log p(passage | question) of the scorer and of the model before, times the scorer's temperature.
+    [target] = (json.loads(line) for line in (tmp_path / "out/targets.jsonl").read_text().splitlines()[:1])
+    before = jaxretr.load_encoder(tiny_models / "encoder")
+    assert not before.config.normalise, "so that the model's own temperature is 1"
+    own = before.encode_passages([passages[id] for id in ids]) @ before.encode_queries([row["query_text"]])[0]
+    np.testing.assert_allclose(target["positive_scores"] + target["negative_scores"], wanted + 0.2 * own, atol=1e-4)
+    assert {**target, "positive_scores": 0, "negative_scores": 0} == {**row, "positive_scores": 0, "negative_scores": 0}
+    assert json.loads((tmp_path / "out/run/config.json").read_text())["data"]["train"].endswith("targets.jsonl")
+
 
 def test_what_cannot_be_adapted_is_one_line(documents: Path, tiny_models: Path, tmp_path: Path, capsys: Any):
     model = tmp_path / "model"  # One that says how it is used, so that no warning comes first.
