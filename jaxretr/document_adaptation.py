@@ -154,7 +154,7 @@ def adapt_to_documents(
       generator: a causal language model or a T5 that writes the questions: a folder or hub name. Or a loaded one.
       out: folder for generated.jsonl, run/, model/, embeddings/, embeddings_before/ and report.json.
       scorer: a cross-encoder, causal language model or T5 (the generator, too) whose scores of the passages are distilled
-        (listwise KL divergence); None: the generated pairs alone are learnt from.
+        together with the model's own (listwise KL divergence); None: the generated pairs alone are learnt from.
       passages: draw at most this many passages to ask about, evenly.
       per_passage: questions to ask about each of them; repeated ones are dropped.
       template: prompt of the generator, see `jaxretr.generate`.

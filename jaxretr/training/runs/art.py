@@ -60,8 +60,8 @@ def note_temperature(config: ArtConfig, teacher: Teacher) -> None:
     if isinstance(teacher.config, CausalLmConfig):
         temperature, prior = LANGUAGE_MODEL
         suits = (
-            f"{temperature:g} and {prior:g} suited SmolLM2-135M on SciFact; where a teacher ranks worse than the encoder, set "
-            "art.prior=start and choose the temperature on a few judged questions (docs/guides/art.md)"
+            f"{temperature:g} and {prior:g} with art.prior=start suited SmolLM2-135M on SciFact; where a teacher ranks worse than "
+            "the encoder, choose the temperature on a few judged questions (docs/guides/art.md)"
         )
     note(
         log.info,
