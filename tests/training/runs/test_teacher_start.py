@@ -37,7 +37,7 @@ def test_a_plan_has_the_teacher_of_the_run(
     elif kind == "bert":
         assert all("compare a few values" in line for line in told.values())
     else:
-        assert all("; 0.2 and 1 suited SmolLM2" in line for line in told.values())
+        assert all("; 0.2 and 1 with art.prior=start suited SmolLM2" in line for line in told.values())
         assert "teacher_temperature=1, with art.prior_weight=0," in told["published"]
     assert (shape.passage_length, shape.question_length) == (loaded.passage_length, loaded.question_length)
 
