@@ -31,7 +31,8 @@ reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and 
 	$(BENCH)/art_encoders.py ablations --runs runs/art $(ART)
 	$(if $(DATA),$(BENCH)/art_encoders.py domains --data $(DATA) --runs runs/art $(ART))
 	$(if $(SMOLLM2),$(BENCH)/art_encoders.py embedded-teacher --scorer $(SMOLLM2) --runs runs/art $(ART))
-	$(if $(and $(DATA),$(SMOLLM2)),$(foreach part,teacher whole-teacher medquad-teacher,$(BENCH)/art_encoders.py $(part) --data $(DATA) --scorer $(SMOLLM2) --runs runs/art $(ART) &&) true)
+	$(if $(and $(DATA),$(SMOLLM2)),$(BENCH)/art_encoders.py teacher --data $(DATA) --scorer $(SMOLLM2) --runs runs/art $(ART))
+	$(if $(and $(DATA),$(SMOLLM2)),$(BENCH)/art_encoders.py whole-teacher --beds scifact medquad --data $(DATA) --scorer $(SMOLLM2) --runs runs/art $(ART))
 	$(if $(DATA),$(BENCH)/art_encoders.py curve --data $(DATA) --runs runs/art $(ART))
 	$(if $(CROSS_ENCODER),$(BENCH)/art_teachers.py --cross-encoder $(CROSS_ENCODER) $(if $(DATA),--data $(DATA),--embedded) --runs runs/art_teachers $(ART))
 

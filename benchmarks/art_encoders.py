@@ -2,8 +2,7 @@
 
     python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py teacher --data DATA --runs runs/art --scorer FOLDER
-    python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER
-    python benchmarks/art_encoders.py medquad-teacher --data DATA --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER --beds scifact medquad
     python benchmarks/art_encoders.py weights --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
@@ -12,13 +11,13 @@
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. teacher:
 SciFact's again, in 24 steps of 16 claims, with a teacher that can read: SmolLM2-135M-Instruct, whose scores of other
 runs lie in scores/, so that a step asks it for few. whole-teacher: the same from all of SciFact's 5,183 passages, read to 256
-tokens. medquad-teacher: that teacher, asked for every score, on all of MedQuAD. weights: nothing is trained, but 300 judged
-training questions of each domain say how far to follow a teacher, the small T5 without --scorer. embedded-teacher: SmolLM2
-for the small encoder that ships with the package, on the embedded data, in 64 steps of 16 questions. ablations and curve:
-that encoder on the embedded data and on the whole of wiki_qa. All are runs of configs/art_small.py, with a few settings changed. None but the long one reads a
-judgement: the last step's model is measured, whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev
-questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds,
-and paired tests against the encoder as it was.
+tokens, and that teacher, asked for every score, on all of MedQuAD, wiki_qa or arXiv (--beds). weights: nothing is trained, but
+300 judged training questions of each of these, and of the embedded data, say how far to follow a teacher, the small T5 without
+--scorer. embedded-teacher: SmolLM2 for the small encoder that ships with the package, on the embedded data, in 64 steps of 16
+questions. ablations and curve: that encoder on the embedded data and on the whole of wiki_qa. All are runs of
+configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the last step's model is measured,
+whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated. Prints
+the test questions' metrics, mean and standard deviation over the seeds, and paired tests against the encoder as it was.
 """
 
 import argparse
@@ -74,9 +73,14 @@ class Bed:
     questions: str
     tests: tuple[str, ...]
     settings: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()  # A teacher's lengths.
+    table: Path | None = None  # SmolLM2's scores.
 
 
 EMBEDDED = Bed("embedded", QUICKSTART, "train", ("test",))
+# The splits of training and test questions.
+SPLITS = {"wiki_qa": ("train", ("squad", "tydi")), "arxiv": ("cl-train", ("cl-test",))}
+BEDS = ("embedded", "scifact", "medquad", *SPLITS)
 MINILM = (
     *("--encoder.max-passage-length", "128", "--encoder.max-question-length", "48", "--train.batch-size", "8"),
     *("--scorer.max-length", "128", "--scorer.max-question-length", "48", "--optimizer.learning-rate", "2e-5"),
@@ -195,38 +199,34 @@ def scores_in(corpus: Corpus, table: Path) -> Iterator[dict[str, Any]]:
 
 def teacher(args: argparse.Namespace) -> None:
     start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-    bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start)
-    compare_teachers(bed, (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
+    bed = Bed("scifact_longer", scifact_part(args), "train", ("test",), start, LANGUAGE_MODEL, SCIFACT_TABLE)
+    compare_teachers(bed, (*TARGETS, SHUFFLED), args)
 
 
-def whole_scifact(args: argparse.Namespace) -> Bed:
-    start = (*WHOLE, "--encoder.path", str(args.model or minilm()))
-    return Bed("scifact_whole", args.data / "scifact", "train", ("test",), start)
-
-
-def whole_medquad(args: argparse.Namespace) -> Bed:
-    start = (*MINILM, *LONGER, "--encoder.path", str(args.model or minilm()))
-    folder = without_leaks(args.data / "medquad", args.runs / "medquad_whole", HELD_OUT)
-    return Bed("medquad_whole", folder, "train", ("test",), start)
+def whole(name: str, args: argparse.Namespace) -> Bed:
+    """All passages of a data set, or the embedded ones."""
+    if name == "embedded":
+        return EMBEDDED
+    encoder = ("--encoder.path", str(args.model or minilm()))
+    if name == "scifact":
+        reads = (LANGUAGE_MODEL, SCIFACT_TABLE)
+        return Bed("scifact_whole", args.data / name, "train", ("test",), (*WHOLE, *encoder), *reads)
+    start = (*MINILM, *LONGER, *encoder)
+    if name == "medquad":
+        folder = without_leaks(args.data / name, args.runs / "medquad_whole", HELD_OUT)
+        return Bed("medquad_whole", folder, "train", ("test",), start)
+    return Bed(f"{name}_whole", args.data / name, *SPLITS[name], start)
 
 
 def whole_teacher(args: argparse.Namespace) -> None:
-    compare_teachers(whole_scifact(args), (*TARGETS, SHUFFLED), LANGUAGE_MODEL, args.table or SCIFACT_TABLE, args)
-
-
-def medquad_teacher(args: argparse.Namespace) -> None:
-    compare_teachers(whole_medquad(args), (*TARGETS, SHUFFLED), (), args.table, args)
+    for name in args.beds or ("scifact",):
+        compare_teachers(whole(name, args), (*TARGETS, SHUFFLED), args)
 
 
 def weights(args: argparse.Namespace) -> None:
     """Judged training questions of each domain choose the weight of a teacher's scores: how far it is to be followed."""
-    beds: dict[str, Callable[[argparse.Namespace], Bed]] = {
-        "medquad_whole": whole_medquad,
-        "scifact_whole": whole_scifact,
-        "embedded": lambda _: EMBEDDED,
-    }
     rows = {}
-    for bed in (beds[name](args) for name in args.arms or beds):
+    for bed in (whole(name, args) for name in args.beds or BEDS):
         config = load(CONFIG, last_of((*bed.settings, *args.settings)))
         assert isinstance(config, ArtConfig)
         beir = read_beir(bed.folder, bed.questions)
@@ -251,22 +251,20 @@ def weights(args: argparse.Namespace) -> None:
 
 
 def embedded_teacher(args: argparse.Namespace) -> None:
-    bed = replace(EMBEDDED, name="embedded_longer", settings=TWICE_AS_LONG)
-    arms = (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED)
-    compare_teachers(bed, arms, READS_EMBEDDED, args.table or EMBEDDED_TABLE, args)
+    lengths = {"settings": TWICE_AS_LONG, "reads": READS_EMBEDDED}
+    bed = replace(EMBEDDED, name="embedded_longer", table=EMBEDDED_TABLE, **lengths)
+    compare_teachers(bed, (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED), args)
 
 
-def compare_teachers(
-    bed: Bed, of_it: Sequence[str], lengths: Sequence[str], table: Path | None, args: argparse.Namespace
-) -> None:
+def compare_teachers(bed: Bed, of_it: Sequence[str], args: argparse.Namespace) -> None:
     """Compares arms of a language model, some of whose scores a table may have, with the small T5's."""
     if not args.scorer:
         raise SystemExit(
             f"the part `{args.part}` needs --scorer FOLDER, of SmolLM2-135M-Instruct or with a --table of its own"
         )
     name = args.scorer.name
-    reads = ("--scorer.path", str(args.scorer), *lengths)
-    if table:
+    reads = ("--scorer.path", str(args.scorer), *bed.reads)
+    if table := args.table or bed.table:
         known = args.runs / f"{bed.name}_{name}_scores.jsonl"
         write_lines(known, scores_in(read_corpus(bed.folder), table))
         reads += ("--table.path", str(known))
@@ -298,7 +296,6 @@ PARTS = {
     "domains": domains,
     "teacher": teacher,
     "whole-teacher": whole_teacher,
-    "medquad-teacher": medquad_teacher,
     "weights": weights,
     "embedded-teacher": embedded_teacher,
     "ablations": ablations,
@@ -313,6 +310,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/art"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--beds", nargs="+", choices=BEDS, help="the data of whole-teacher and weights")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the parts with a teacher")
     parser.add_argument(

@@ -478,12 +478,13 @@ def test_art_encoders(
     [scores] = tmp_path.glob("*_scorer_scores.jsonl")
     assert json.loads(scores.read_text())["document_ids"] == known
     teacher = ["--scorer", tiny_models / "scorer", "--arms", "scorer, ART as published"]
-    printed = main(module, "medquad-teacher", *words, "--model", minilm, *teacher, "--settings", *SHORT)
-    assert "\n| scorer, ART as published | " in printed
+    beds = ["--beds", "medquad", "arxiv"]
+    printed = main(module, "whole-teacher", *words, "--model", minilm, *beds, *teacher, "--settings", *SHORT)
+    assert printed.count("\n| scorer, ART as published | ") == 2
     asked = [read_beir(tmp_path / "medquad_whole", split).qrels.values() for split in ("train", "test")]
     seen, held_out = ({passage for judged in of_split for passage in judged} for of_split in asked)
     assert seen and held_out and not seen & held_out
-    both = ["--arms", "medquad_whole", "scifact_whole", "--scorer", tiny_models / "scorer"]
+    both = ["--beds", "medquad", "scifact", "--scorer", tiny_models / "scorer"]
     printed = main(module, "weights", *words, "--model", minilm, *both, "--settings", *SHORT)
     assert (
         "first.trec alone" in printed
