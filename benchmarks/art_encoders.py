@@ -5,6 +5,7 @@
     python benchmarks/art_encoders.py whole-teacher --data DATA --runs runs/art --scorer FOLDER --beds scifact medquad
     python benchmarks/art_encoders.py weights --data DATA --runs runs/art --scorer FOLDER
     python benchmarks/art_encoders.py embedded-teacher --runs runs/art --scorer FOLDER
+    python benchmarks/art_encoders.py checkpoints --data DATA --runs runs/art
     python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
     python benchmarks/art_encoders.py curve --data DATA --runs runs/art
 
@@ -14,7 +15,8 @@ runs lie in scores/, so that a step asks it for few. whole-teacher: the same fro
 tokens, and that teacher, asked for every score, on all of MedQuAD, wiki_qa or arXiv (--beds). weights: nothing is trained, but
 300 judged training questions of each of these, and of the embedded data, say how far to follow a teacher, the small T5 without
 --scorer. embedded-teacher: SmolLM2 for the small encoder that ships with the package, on the embedded data, in 64 steps of 16
-questions. ablations and curve: that encoder on the embedded data and on the whole of wiki_qa. All are runs of
+questions. checkpoints: what the small T5 thinks of a run's checkpoints (teacher@5) next to what judgements say, on the data of
+ablations and domains. ablations and curve: that encoder on the embedded data and on the whole of wiki_qa. All are runs of
 configs/art_small.py, with a few settings changed. None but the long one reads a judgement: the last step's model is measured,
 whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated. Prints
 the test questions' metrics, mean and standard deviation over the seeds, and paired tests against the encoder as it was.
@@ -29,6 +31,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ from jaxretr.evaluate.scoring import score
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.training.metrics_log import read_metrics
+from jaxretr.training.runs.agreement import METRIC
 from jaxretr.training.runs.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +96,7 @@ TARGETS = {
     "ART as published": ("--art.prior-weight", "0"),
 }
 SHUFFLED = "shuffled teacher"
+CHECKPOINTS = {**TARGETS, "learning rate 1e-3": ("--optimizer.learning-rate", "1e-3")}
 LONGER = ("--train.steps", "24", "--train.batch-size", "16", "--encoder.dtype", "float32")
 WHOLE = (
     *("--encoder.max-passage-length", "256", "--encoder.max-question-length", "64", "--encoder.dtype", "float32"),
@@ -174,15 +179,39 @@ def compare_arms(
             print(f"{name} - {START}, {metric}: {difference(first, second)}")
 
 
-def domains(args: argparse.Namespace) -> None:
+def parts(args: argparse.Namespace) -> list[Bed]:
     start = (*MINILM, "--encoder.path", str(args.model or minilm()))
     medquad = divided(args.data / "medquad", args.runs / "medquad", PASSAGES, SIZES, "train")
-    scifact = scifact_part(args)
-    for bed in (
-        Bed("medquad", medquad, "train", ("test",), start),
-        Bed("scifact", scifact, "train", ("test",), start),
-    ):
+    return [
+        Bed(name, folder, "train", ("test",), start)
+        for name, folder in (("medquad", medquad), ("scifact", scifact_part(args)))
+    ]
+
+
+def domains(args: argparse.Namespace) -> None:
+    for bed in parts(args):
         compare_arms(bed, {name: TARGETS[name] for name in args.arms or TARGETS}, args)
+
+
+def checkpoints(args: argparse.Namespace) -> None:
+    """What the teacher thinks of a run's checkpoints, and what the judgements of its corpus say."""
+    rows = {}
+    for bed in (EMBEDDED, *parts(args)):
+        judged = f"{bed.folder.name}:mrr@10"
+        for name in args.arms or CHECKPOINTS:
+            words = ("--data.held-out", "64", "--train.best-metric", METRIC, "--train.suites", str(bed.folder))
+            steps = load(CONFIG, last_of((*bed.settings, *args.settings))).train.steps
+            found = []
+            for seed in args.seeds:
+                run = train(bed, f"checkpoints {name}", (*words, *CHECKPOINTS[name]), seed, steps // 4, args)
+                found.append([(line[METRIC], 100 * line[judged]) for line in read_metrics(run) if METRIC in line])
+            pairs = [pair for of_run in found for pair in combinations(of_run, 2) if pair[0][1] != pair[1][1]]
+            alike = sum((one[0] < other[0]) == (one[1] < other[1]) for one, other in pairs)
+            values = ([of_run[0][1] for of_run in found], [of_run[-1][1] for of_run in found])
+            chosen = ([max(of_run)[1] for of_run in found], [max(value for _, value in of_run) for of_run in found])
+            rows[f"{bed.name}, {name}"] = [*map(cell, (*values, *chosen)), f"{alike} of {len(pairs)}"]
+    columns = ("start", "last", f"best by {METRIC}", "best by judgements", "pairs of checkpoints in the same order")
+    print("\nMRR@10 on judged questions of the corpus\n\n" + markdown(columns, rows))
 
 
 def scifact_part(args: argparse.Namespace) -> Path:
@@ -298,6 +327,7 @@ PARTS = {
     "whole-teacher": whole_teacher,
     "weights": weights,
     "embedded-teacher": embedded_teacher,
+    "checkpoints": checkpoints,
     "ablations": ablations,
     "curve": curve,
 }

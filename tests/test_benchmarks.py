@@ -124,7 +124,12 @@ def train(words: list[str]) -> None:
     workdir.mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(config.to_json(settings)))
     line = {"step": settings.train.steps, "mrr": 0.5, "perplexity": 2.0, "seconds/steps": settings.train.steps - 1}
-    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    before = [
+        {"step": step, "teacher@5": value, f"{Path(each).name}:mrr@10": value}
+        for each in settings.train.suites
+        for step, value in enumerate((0.2, 0.4, 0.3))
+    ]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (*before, line)))
     if isinstance(settings, config.MlmConfig):
         shutil.copytree(settings.start or os.environ["TINY_ENCODER"], workdir / "model")
         if settings.train.keep == 100:
@@ -490,6 +495,8 @@ def test_art_encoders(
         "first.trec alone" in printed
         and printed.count("| scifact_whole | ") == printed.count("| medquad_whole | ") == 1
     )
+    printed = main(module, "checkpoints", *words, "--model", minilm, "--arms", "ART as published", "--settings", *SHORT)
+    assert "\n| medquad, ART as published | 20.0 | 30.0 | 40.0 | 40.0 | 3 of 3 |" in printed
     printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():
