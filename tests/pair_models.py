@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from encoder_parity import SEED, randomised
 from peers import torch, transformers
+from rotary_models import MODELS
 from small_encoders import HEADS, PASSAGES, PIECES, SIZES, VOCABULARY
 
 from jaxretr.models.generation.decoding import Generated
@@ -49,6 +51,25 @@ TEMPLATE = (
     "first }}\n<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
     "<|im_end|>\n"
 )
+
+
+# Models that generate, by the id of the token that ends a text: with grouped heads, norms of queries and keys, windows shorter
+# than the prompts, and relative positions beyond the last bucket.
+GENERATORS = {"llama": 2, "qwen3": 2, "gemma3_text, causal": 2, "t5": 1}
+LM_VOCABULARY = 96
+
+
+def random_lm(case: str) -> Any:
+    """A model of transformers that generates, with every parameter drawn at random."""
+    torch.manual_seed(SEED)
+    sizes = {"vocab_size": LM_VOCABULARY, "eos_token_id": GENERATORS[case], "pad_token_id": 0}
+    if case == "t5":
+        sizes |= {"d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+        sizes |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 8}
+        return randomised(transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)))
+    name, settings = MODELS[case]
+    config = getattr(transformers, f"{name}Config")(**(settings | sizes | {"max_position_embeddings": 64}))
+    return randomised(getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config))
 
 
 def make_model(kind: str, folder: Path, *, labels: int = 1, tied: bool = False) -> Path:

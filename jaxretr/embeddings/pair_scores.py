@@ -27,7 +27,7 @@ CHUNK = 4096
 """Pairs that are scored, and kept, at a time."""
 
 # A version that changes when the same pairs of the same model would get other scores.
-_VERSION = 1
+_VERSION = 2
 
 
 class Pairs(NamedTuple):

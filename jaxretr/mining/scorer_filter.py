@@ -21,8 +21,8 @@ from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.runtime.errors import UsageError
 
-# Questions whose passages are scored, and kept, together.
-_QUESTIONS = 64
+# Questions whose passages are scored, and kept, together: the more, the more of them share a passage, which is read once.
+_QUESTIONS = 256
 
 
 @dataclass(frozen=True)

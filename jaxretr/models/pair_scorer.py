@@ -36,6 +36,7 @@ from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import unmarked
 from jaxretr.models.scorers.pair_texts import PairTexts
+from jaxretr.models.scorers.shared_passages import SharingEngine
 from jaxretr.models.scorers.teachers import PairTeacher
 from jaxretr.runtime.errors import UsageError, UserError
 from jaxretr.runtime.parallel.programs import device_jit
@@ -147,10 +148,12 @@ class PairScorer:
     def engine(self) -> Engine:
         """Return the engine that computes the scores of marked rows, as embeddings of one dimension."""
         if self._engine is None:
+            model = _score_marked(self.teacher, self.dtype), self.params, self.dtype
             # A language model's likelihood is read off padded rows.
-            packs = isinstance(self.config, CrossEncoderConfig)
-            kind = compiled_engine(self.config.backbone, self.dtype) if packs else Engine
-            self._engine = kind(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
+            if isinstance(self.config, CausalLmConfig):
+                self._engine = SharingEngine(self.config, *model)
+            else:
+                self._engine = compiled_engine(self.config.backbone, self.dtype)(*model)
         return self._engine
 
     def marked_rows(self, questions: Sequence[str], passages: Passages) -> tuple[list[list[int]], int]:

@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from encoder_parity import SEED, randomised
-from pair_models import make_model
-from peers import torch, transformers
-from rotary_models import MODELS
+from encoder_parity import SEED
+from pair_models import GENERATORS, LM_VOCABULARY, make_model, random_lm
+from peers import torch
 
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.generation.decoders import decoder_of
@@ -21,7 +20,7 @@ from jaxretr.models.pair_scorer import CausalScorer
 from jaxretr.models.question_generator import QuestionGenerator, as_question
 from jaxretr.runtime.errors import UsageError, UserError
 
-VOCABULARY, LENGTHS, NEW = 96, [5, 9, 1, 12], 14
+LENGTHS, NEW = [5, 9, 1, 12], 14
 GREEDY = Sampling(temperature=0, max_new_tokens=NEW)
 PASSAGES = [
     {"title": "Treaties", "text": "The king signed the treaty in March, and the river was the border."},
@@ -32,22 +31,6 @@ PASSAGES = [
 
 # ---- greedy, as transformers ----------------------------------------------------------------------------------------------
 
-# With grouped heads, norms of queries and keys, windows shorter than the prompts, and relative positions beyond the last bucket.
-CASES = {"llama": 2, "qwen3": 2, "gemma3_text, causal": 2, "t5": 1}
-
-
-def random_lm(case: str) -> Any:
-    """A model of transformers that generates, with every parameter drawn at random."""
-    torch.manual_seed(SEED)
-    sizes = {"vocab_size": VOCABULARY, "eos_token_id": CASES[case], "pad_token_id": 0}
-    if case == "t5":
-        sizes |= {"d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
-        sizes |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 8}
-        return randomised(transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)))
-    name, settings = MODELS[case]
-    config = getattr(transformers, f"{name}Config")(**(settings | sizes | {"max_position_embeddings": 64}))
-    return randomised(getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config))
-
 
 def read(folder: Path, case: str) -> tuple[Any, Any]:
     config, params = t5_params.read(folder) if case == "t5" else read_causal_lm(folder, 1)
@@ -55,15 +38,15 @@ def read(folder: Path, case: str) -> tuple[Any, Any]:
     return decoder, decoder.prepared(params, "float32")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", GENERATORS)
 def test_greedy_tokens_and_their_likelihood_are_those_of_transformers(case: str, tmp_path: Path):
     theirs = random_lm(case).eval()
     theirs.save_pretrained(tmp_path)
     tokens = np.zeros((8, 16), np.int32)
     for row, length in enumerate(LENGTHS):
-        tokens[row, :length] = np.random.default_rng([SEED, row]).integers(3, VOCABULARY, length)
+        tokens[row, :length] = np.random.default_rng([SEED, row]).integers(3, LM_VOCABULARY, length)
     lengths = np.array([*LENGTHS, 0, 0, 0, 0], np.int32)
-    ends = np.arange(VOCABULARY) == CASES[case]
+    ends = np.arange(LM_VOCABULARY) == GENERATORS[case]
     decoder, params = read(tmp_path, case)
     found: Generated = generate(
         decoder,
@@ -87,7 +70,7 @@ def test_greedy_tokens_and_their_likelihood_are_those_of_transformers(case: str,
         log_probs = [torch.log_softmax(scores[0], -1)[id] for scores, id in zip(wanted.scores, ids, strict=True)]
         # A mean of up to 14 logarithms, each of the order of 1 to 10.
         assert float(found.log_probs[row]) == pytest.approx(float(sum(log_probs)) / len(ids), abs=1e-4)
-        assert bool(found.ended[row]) == (int(ids[-1]) == CASES[case])
+        assert bool(found.ended[row]) == (int(ids[-1]) == GENERATORS[case])
     assert not np.asarray(found.counts)[4:].any(), "rows without a prompt say nothing"
 
 

@@ -12,6 +12,7 @@ from jaxretr.models.backbones.adapter_layers import LayerAdapter, adapted, besid
 from jaxretr.models.backbones.dropout import ATTENTION, NO_DROPOUT, Dropout, folded
 from jaxretr.models.backbones.encoder import Encoder
 from jaxretr.models.backbones.kept_keys import KeptKeys, attend_kept
+from jaxretr.models.backbones.layer_stacks import scan_layers
 from jaxretr.models.backbones.layers import (
     ACTIVATIONS,
     Dense,
@@ -189,14 +190,16 @@ class RotaryEncoder(Encoder):
         def apply(
             pair: Any, x: jax.Array, keys: jax.Array | None, number: Any, attends: Attends | None = None
         ) -> jax.Array:
-            if len(sights) == 1 or isinstance(number, int):
-                sight = sights[kinds[number if len(sights) > 1 else 0]]
-            else:
-                local = jnp.asarray(kinds)[number]
-                sight = jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
-            return pair[0](x, number, sight, padding, keys, *pair[1:], attends=attends)
+            return pair[0](x, number, self._of_layer(sights, number), padding, keys, *pair[1:], attends=attends)
 
         return apply
+
+    def _of_layer(self, sights: dict[bool, Sight], number: Any) -> Sight:
+        """Return a layer's sight, by its number, an int or traced."""
+        if len(sights) == 1 or isinstance(number, int):
+            return sights[self.kinds[number if len(sights) > 1 else 0]]
+        local = jnp.asarray(self.kinds)[number]
+        return jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
 
     @property
     def kinds(self) -> tuple[bool, ...]:
@@ -205,6 +208,61 @@ class RotaryEncoder(Encoder):
 
     def finished(self, x: jax.Array, drop: Dropout) -> jax.Array:
         return x.astype(jnp.float32) if self.config.norm_order == "post" else self.norm(x)
+
+    # ---- several texts behind one row, by a decoder ------------------------------------------------------------------
+
+    def continued(
+        self, tokens: jax.Array, lengths: jax.Array, texts: jax.Array, of_text: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Read rows once, and texts each of which follows one of them.
+
+        Args:
+          tokens: token ids of the rows, any integer type [P, L], padded on the right.
+          lengths: number of real tokens of each row, int32 [P].
+          texts: token ids of the texts, any integer type [B, T], padded on the right.
+          of_text: the row that each text follows, int32 [B].
+
+        Returns:
+          The states of the rows' tokens, float32 [P, L, D], and of the texts' [B, T, D].
+        """
+        (count, length), (others, room) = tokens.shape, texts.shape
+        slots, before = jnp.arange(length), lengths[of_text][:, None]
+        place = before + jnp.arange(room)  # [B, T]
+        key_place = jnp.concatenate([jnp.broadcast_to(slots, (others, length)), place], axis=1)
+        unread = jnp.concatenate([slots >= before, jnp.zeros(place.shape, bool)], axis=1)  # [B, L + T]
+        distance = place[:, None, :] - key_place[:, :, None]  # [B, keys, queries]
+        places = jnp.concatenate([jnp.tile(slots, count), place.reshape(-1)])[None]
+        of_rows, behind = {}, {}
+        for local in sorted(set(self.kinds)):
+            hidden = unread[:, :, None] | (distance < 0) | (distance > self.config.window if local else False)
+            angles = _angles(self.config, places, local=local)
+            sight = Sight(jnp.cos(angles), jnp.sin(angles), jnp.where(hidden, -1e9, 0.0)[:, None])
+            behind[local] = sight
+            of_rows[local] = sight._replace(hidden=_sight(self.config, lengths, length, local=local).hidden)
+        padding = hidden_keys(lengths, length)
+
+        def apart(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """The rows' part [P, L, ...] and the texts' [B, T, ...] of what all tokens have, [1, P L + B T, ...]."""
+            rows, followers = jnp.split(x[0], [count * length])
+            return rows.reshape(count, length, *x.shape[2:]), followers.reshape(others, room, *x.shape[2:])
+
+        def together(rows: jax.Array, followers: jax.Array) -> jax.Array:
+            return jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in (rows, followers)])[None]
+
+        def apply(pair: Any, x: jax.Array, _: None, number: Any) -> jax.Array:
+            layer: RotaryLayer = pair[0]
+
+            def attends(q: jax.Array, k: jax.Array, v: jax.Array, padding: jax.Array, sight: Sight) -> jax.Array:
+                (q, asks), (k, own_k), (v, own_v) = map(apart, (q, k, v))
+                keys, values = (jnp.concatenate([x[of_text], own], axis=1) for x, own in ((k, own_k), (v, own_v)))
+                followers = layer.attend_to_row(asks, keys, values, jnp.zeros(()), self._of_layer(behind, number))
+                return together(layer.attend_to_row(q, k, v, padding, sight), followers)
+
+            return layer(x, number, self._of_layer(of_rows, number), padding, None, attends=attends)
+
+        x = together(self._first_states(tokens, lengths), self._first_states(texts, lengths))
+        x = scan_layers((self.layers,), x, apply, None)
+        return apart(self.finished(x, NO_DROPOUT))
 
     # ---- one token after another, by a decoder whose layers are apart ------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxretr.models.backbones.backbone import make_backbone, token_states
+from jaxretr.models.backbones.backbone import bound_backbone, make_backbone, token_states
 from jaxretr.models.backbones.backbone_config import BACKBONE
 from jaxretr.models.backbones.layers import Params, chosen_log_probs, define, matmuls_in
 from jaxretr.models.backbones.rotary_config import RotaryConfig
@@ -61,6 +61,39 @@ def question_likelihood(
         logits = next_logits(config, params, jnp.take_along_axis(states, before[..., None], axis=1), dtype=dtype)
     targets = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
     return mean_log_prob(chosen_log_probs(logits, targets), lengths - seconds)
+
+
+def likelihoods_behind(
+    config: CausalLmConfig,
+    params: Params,
+    firsts: jax.Array,
+    first_lengths: jax.Array,
+    texts: jax.Array,
+    lengths: jax.Array,
+    of_text: jax.Array,
+    *,
+    dtype: Any,
+) -> jax.Array:
+    """Score questions of which several follow the same passage and instruction, which are read once.
+
+    Args:
+      params: the model's parameters, of stacked layers.
+      firsts: token ids of the passages with their instruction, int32 [P, L], padded on the right.
+      first_lengths: int32 [P], at least 1.
+      texts: token ids of the questions, int32 [B, T], padded on the right.
+      lengths: int32 [B].
+      of_text: the row of `firsts` that each question follows, int32 [B].
+
+    Returns:
+      float32 [B], as `question_likelihood` of the joined rows.
+    """
+    with matmuls_in(dtype):
+        encoder: Any = bound_backbone(config.backbone, params[BACKBONE], dtype=dtype)
+        rows, states = encoder.continued(firsts, first_lengths, texts, of_text)
+        last = jnp.take_along_axis(rows, jnp.maximum(first_lengths - 1, 0)[:, None, None], axis=1)
+        before = jnp.concatenate([last[of_text], states[:, :-1]], axis=1)
+        logits = next_logits(config, params, before, dtype=dtype)
+    return mean_log_prob(chosen_log_probs(logits, texts), lengths)
 
 
 def next_logits(config: CausalLmConfig, params: Params, states: jax.Array, *, dtype: Any) -> jax.Array:

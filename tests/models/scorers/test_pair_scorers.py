@@ -8,15 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pair_models import KINDS, PAIRS, make_model
+from pair_models import GENERATORS, KINDS, LM_VOCABULARY, PAIRS, make_model, random_lm
 
 import jaxretr
 from jaxretr.data.corpus import Passage
 from jaxretr.data.tokens import bare_question
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.engine_choice import ENGINE_VARIABLE
+from jaxretr.models.hub.cross_encoder_folder import read_causal_lm
+from jaxretr.models.pair_scorer import _score_marked
 from jaxretr.models.scorers.cross_encoder import _without_padding
 from jaxretr.models.scorers.pair_frame import PairFrame, unmarked
+from jaxretr.models.scorers.shared_passages import SharingEngine
+from jaxretr.models.scorers.teachers import PairTeacher
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.parallel.programs import programs
 
@@ -113,6 +117,37 @@ def test_a_language_models_likelihood_equals_transformers(tied: bool, tmp_path: 
     # An empty question has no token: on the host, and in rows that a step takes apart.
     assert ours.score([""], PASSAGES[:1]).tolist() == [0.0]
     assert bare_question(ours.tokenizer, [""], ours.question_length, ours.question_form).ids == [[]]
+
+
+@pytest.mark.parametrize("case", [name for name in GENERATORS if name != "t5"])
+def test_a_passage_is_read_once_for_all_of_its_questions(case: str, tmp_path: Path) -> None:
+    """With transformers' likelihoods: of passages with few questions and with more than a device takes at once."""
+    reference = random_lm(case).eval()
+    reference.save_pretrained(tmp_path)
+    config, params = read_causal_lm(tmp_path, 8)
+    draws = np.random.default_rng(5)
+    passages = [draws.integers(3, LM_VOCABULARY, length).tolist() for length in (17, 5, 30, 12, 30)]
+    asked = [0] * 90 + [1] + [2] * 3 + [3] * 2 + [4] * 4
+    texts = [draws.integers(3, LM_VOCABULARY, length).tolist() for length in draws.integers(0, 9, len(asked))]
+    rows = [[*passages[one], *(id + LM_VOCABULARY for id in text)] for one, text in zip(asked, texts, strict=True)]
+    teacher = PairTeacher(config, PairFrame((), (), (), 40, order="passage_first", cut="passage"))
+    engine = SharingEngine(config, _score_marked(teacher, "float32"), params, "float32")
+
+    def scores(rows: list[list[int]]) -> np.ndarray:
+        return engine.encode(lambda start, stop: (rows[start:stop], 0), len(rows), 1, max_length=40)[0][:, 0]
+
+    wanted = []
+    for one, text in zip(asked, texts, strict=True):
+        with torch.no_grad():
+            logits = reference(torch.tensor([passages[one] + text])).logits[0].log_softmax(-1)
+        at = len(passages[one]) - 1
+        wanted.append(np.mean([float(logits[at + n, id]) for n, id in enumerate(text)] or [0.0]))
+    np.testing.assert_allclose(scores(rows), wanted, atol=1e-4)
+    shapes = {shapes for _, shapes in engine._compiled}
+    assert {len(of_one) for of_one in shapes} == {5}, "all of them shared"
+    few = [89, 90, 91, 94]
+    np.testing.assert_allclose(scores([rows[number] for number in few]), np.array(wanted)[few], atol=1e-4)
+    assert {len(of_one) for _, of_one in engine._compiled} == {2, 5}, "each of another passage"
 
 
 def test_a_language_model_of_few_positions_reads_rows_as_long_as_they(tmp_path: Path) -> None:
