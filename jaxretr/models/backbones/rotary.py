@@ -249,7 +249,7 @@ class RotaryEncoder(Encoder):
         def together(rows: jax.Array, followers: jax.Array) -> jax.Array:
             return jnp.concatenate([x.reshape(-1, *x.shape[2:]) for x in (rows, followers)])[None]
 
-        def apply(pair: Any, x: jax.Array, _: None, number: Any) -> jax.Array:
+        def apply(pair: Any, x: jax.Array, _: jax.Array | None, number: Any) -> jax.Array:
             layer: RotaryLayer = pair[0]
 
             def attends(q: jax.Array, k: jax.Array, v: jax.Array, padding: jax.Array, sight: Sight) -> jax.Array:
