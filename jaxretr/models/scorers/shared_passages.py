@@ -1,5 +1,7 @@
 """Questions about the same passage, which a causal language model reads once for all of them."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,8 +20,11 @@ from jaxretr.models.scorers.causal_lm import CausalLmConfig, likelihoods_behind
 from jaxretr.runtime.parallel.mesh import DATA
 from jaxretr.runtime.parallel.programs import compile_all, device_jit
 
-# Passages are shared where this saves at least so large a part of the tokens.
-_WORTH = 0.2
+# Passages are shared where this saves at least so large a part of the places for tokens.
+_WORTH = 0.1
+
+# A passage's token ids, and the numbers of the rows that begin with them.
+Group = tuple[tuple[int, ...], list[int]]
 
 
 class SharedBatch(NamedTuple):
@@ -40,63 +45,86 @@ class SharedBatch(NamedTuple):
 class SharedShapes:
     """Batches of marked rows: shared where many begin alike, and otherwise rows of their own.
 
+    A shared batch has at most the places, and the logits, of a full batch of rows of their own.
+
     Attributes:
       plain: shapes of rows of their own.
       vocabulary: from this id on, ids are of a row's second text; see `pair_frame.marked`.
-      longest_text: largest number of tokens of a second text.
+      longest_text: largest number of tokens of a second text, of which a row of its own has the logits.
     """
 
     plain: Shapes
     vocabulary: int
     longest_text: int
 
-    def batches(self, ids: Sequence[Sequence[int]], start: int) -> list[Any]:
+    def batches(self, ids: Sequence[Sequence[int]], start: int) -> Sequence[Any]:
         """Divide marked rows into batches, see `Shapes.batches`."""
+        apart = self.plain.batches(ids, start)
         texts = [[id - self.vocabulary for id in row if id >= self.vocabulary] for row in ids]
         followers: dict[tuple[int, ...], list[int]] = {}
         for number, (row, text) in enumerate(zip(ids, texts, strict=True)):
             followers.setdefault(tuple(row[: len(row) - len(text)]), []).append(number)
-        read = sum(map(len, followers)) + sum(map(len, texts))
-        if not followers or read > (1 - _WORTH) * sum(map(len, ids)):
-            return self.plain.batches(ids, start)
-        # As many questions to a passage as there are, up to those that a batch of rows of their own computes logits for.
-        each = min(-(-len(ids) // len(followers)), max(2, self.longest_text // self._text_length(max(map(len, texts)))))
+        if len(followers) == len(ids):
+            return apart
+        shared = self._shared(followers, texts, start)
+        places = sum(batch.arrays[0].size + batch.arrays[2].size for batch in shared)
+        return shared if places <= (1 - _WORTH) * sum(batch.tokens.size for batch in apart) else apart
 
-        def size(group: tuple[tuple[int, ...], list[int]]) -> tuple[int, int]:
-            return self.plain.length(len(group[0])), max(len(texts[number]) for number in group[1])
-
-        waiting = sorted(followers.items(), key=size)
+    def _shared(
+        self, followers: dict[tuple[int, ...], list[int]], texts: Sequence[Sequence[int]], start: int
+    ) -> list[SharedBatch]:
+        waiting: dict[tuple[int, int], deque[Group]] = {}
+        for first, numbers in sorted(followers.items(), key=lambda group: len(group[1])):
+            longest = max(len(texts[number]) for number in numbers)
+            size = self._few.length(len(first)), Shapes(self.longest_text, 1, 0, steps=2).length(longest)
+            waiting.setdefault(size, deque()).append((first, numbers))
+        # As many questions to a passage as there are, up to the logits of rows of their own.
+        each = {
+            size: min(_questions(groups) / len(groups), self.longest_text // size[1])
+            for size, groups in waiting.items()
+        }
         batches = []
         while waiting:
-            length = self.plain.length(len(waiting[-1][0]))
-            devices = [self._taken(waiting, length, each) for _ in range(self.plain.devices)]
-            batches.append(self._filled(devices, texts, length, each, start))
+            size = max(waiting)
+            devices = []
+            for others in reversed(range(self.plain.devices)):
+                rows = self._few.rows(sum(size)) // self.plain.devices
+                left = sum(map(len, waiting.values())), sum(map(_questions, waiting.values()))
+                most = (
+                    min(n, -(-k // (others + 1))) for n, k in zip((rows, _room(rows, each[size])), left, strict=True)
+                )
+                devices.append(_taken(waiting, size, *most))
+            batches.append(self._filled(devices, texts, size, each[size], start))
         return batches
 
-    def _taken(self, waiting: list[Any], length: int, each: int) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Take one device's passages and questions from the end of those that wait."""
-        taken, room = [], self._passages(length) * each
-        while waiting and room and len(taken) < self._passages(length):
-            first, numbers = waiting.pop()
-            taken.append((first, numbers[:room]))
-            if numbers[room:]:
-                waiting.append((first, numbers[room:]))
-            room -= len(taken[-1][1])
-        return taken
+    @property
+    def _few(self) -> Shapes:
+        """Programs for every length of a passage and of a question would be many."""
+        return self.plain if self.plain.steps else replace(self.plain, steps=2)
 
     def _filled(
-        self, devices: Sequence[Any], texts: Sequence[Sequence[int]], length: int, each: int, start: int
+        self,
+        devices: Sequence[Sequence[Group]],
+        texts: Sequence[Sequence[int]],
+        size: tuple[int, int],
+        each: float,
+        start: int,
     ) -> SharedBatch:
-        passages = self._passages(length)
-        count, positions, slots = len(devices) * passages, [], []
-        longest = max(len(texts[number]) for device in devices for _, numbers in device for number in numbers)
-        firsts, first_lengths = np.zeros((count, length), np.int32), np.ones(count, np.int32)
-        asked = np.zeros((count * each, self._text_length(longest)), np.int32)
-        lengths, of_text = np.zeros((2, count * each), np.int32)
+        full = self._few.rows(sum(size)) // len(devices)
+        room = _room(full, each)
+        # A passage that has as many questions as fit is read alone.
+        rows = full if max(map(len, devices)) > 1 else 1
+        firsts, first_lengths = (
+            np.zeros((len(devices) * rows, size[0]), np.int32),
+            np.ones(len(devices) * rows, np.int32),
+        )
+        asked = np.zeros((len(devices) * room, size[1]), np.int32)
+        lengths, of_text = np.zeros((2, len(asked)), np.int32)
+        positions, slots = [], []
         for device, taken in enumerate(devices):
-            slot = device * passages * each
+            slot = device * room
             for row, (first, numbers) in enumerate(taken):
-                place = device * passages + row
+                place = device * rows + row
                 firsts[place, : len(first)], first_lengths[place] = first, len(first)
                 for number in numbers:
                     text = texts[number]
@@ -107,12 +135,30 @@ class SharedShapes:
         arrays = firsts, first_lengths, asked, lengths, of_text
         return SharedBatch(np.array(positions), np.array(slots), arrays)
 
-    def _passages(self, length: int) -> int:
-        """Return P of a padded length."""
-        return self.plain.rows(length) // self.plain.devices
 
-    def _text_length(self, tokens: int) -> int:
-        return Shapes(self.longest_text, 1, 0, steps=2).length(tokens)
+def _taken(waiting: dict[tuple[int, int], deque[Group]], size: tuple[int, int], rows: int, room: int) -> list[Group]:
+    """Take at most so many passages, and questions, for one device out of those that wait, and are no longer than `size`."""
+    taken: list[Group] = []
+    while rows and room and (fitting := [other for other in waiting if other[1] <= size[1]]):
+        groups = waiting[max(fitting)]
+        # Passages of many questions go with those of few, so that neither rows nor questions' places stay empty.
+        first, numbers = groups.pop() if len(groups[-1][1]) + rows - 1 <= room else groups.popleft()
+        taken.append((first, numbers[:room]))
+        if numbers[room:]:
+            groups.appendleft((first, numbers[room:]))
+        elif not groups:
+            del waiting[max(fitting)]
+        rows, room = rows - 1, room - len(taken[-1][1])
+    return taken
+
+
+def _room(passages: int, each: float) -> int:
+    """Return the questions' places on a device that reads so many passages with so many questions each."""
+    return math.ceil(passages * each)
+
+
+def _questions(groups: Iterable[Group]) -> int:
+    return sum(len(numbers) for _, numbers in groups)
 
 
 class SharingEngine(Engine):
@@ -130,8 +176,6 @@ class SharingEngine(Engine):
     def _shapes_of(self, *job: Any) -> Any:
         plain = super()._shapes_of(*job)
         assert isinstance(plain, Shapes)
-        # Programs for every length of a passage and of a question would be many.
-        plain = plain if plain.steps else replace(plain, steps=2)
         return SharedShapes(plain, self._config.backbone.vocab_size, self._config.max_question_length)
 
     def _compile(self, batches: Iterable[Any]) -> None:

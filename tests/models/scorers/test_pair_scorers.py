@@ -126,15 +126,15 @@ def test_a_passage_is_read_once_for_all_of_its_questions(case: str, tmp_path: Pa
     reference.save_pretrained(tmp_path)
     config, params = read_causal_lm(tmp_path, 8)
     draws = np.random.default_rng(5)
-    passages = [draws.integers(3, LM_VOCABULARY, length).tolist() for length in (17, 5, 30, 12, 30)]
-    asked = [0] * 90 + [1] + [2] * 3 + [3] * 2 + [4] * 4
+    passages = [draws.integers(3, LM_VOCABULARY, length).tolist() for length in (57, 45, 60, 52, 60)]
+    asked = [0] * 400 + [1] + [2] * 3 + [3] * 2 + [4] * 4
     texts = [draws.integers(3, LM_VOCABULARY, length).tolist() for length in draws.integers(0, 9, len(asked))]
     rows = [[*passages[one], *(id + LM_VOCABULARY for id in text)] for one, text in zip(asked, texts, strict=True)]
-    teacher = PairTeacher(config, PairFrame((), (), (), 40, order="passage_first", cut="passage"))
+    teacher = PairTeacher(config, PairFrame((), (), (), 70, order="passage_first", cut="passage"))
     engine = SharingEngine(config, _score_marked(teacher, "float32"), params, "float32")
 
     def scores(rows: list[list[int]]) -> np.ndarray:
-        return engine.encode(lambda start, stop: (rows[start:stop], 0), len(rows), 1, max_length=40)[0][:, 0]
+        return engine.encode(lambda start, stop: (rows[start:stop], 0), len(rows), 1, max_length=70)[0][:, 0]
 
     wanted = []
     for one, text in zip(asked, texts, strict=True):
@@ -145,7 +145,7 @@ def test_a_passage_is_read_once_for_all_of_its_questions(case: str, tmp_path: Pa
     np.testing.assert_allclose(scores(rows), wanted, atol=1e-4)
     shapes = {shapes for _, shapes in engine._compiled}
     assert {len(of_one) for of_one in shapes} == {5}, "all of them shared"
-    few = [89, 90, 91, 94]
+    few = [399, 400, 401, 404]
     np.testing.assert_allclose(scores([rows[number] for number in few]), np.array(wanted)[few], atol=1e-4)
     assert {len(of_one) for _, of_one in engine._compiled} == {2, 5}, "each of another passage"
 
