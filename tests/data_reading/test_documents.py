@@ -114,6 +114,7 @@ def test_a_page_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
     ("page", "text"),
     [
         ("<dl><dt>Hive<dd>Home<dt>Comb<dd>Cells</dl>after", "Hive\nHome\nComb\nCells\nafter"),
+        ("bees<noscript>no scripts</noscript><template>never shown</template>after", "bees\nno scripts\nafter"),
         (
             "<section>One</section><section>Two</section><details><summary>More</summary>Inside",
             "One\nTwo\nMore\nInside",
@@ -121,7 +122,7 @@ def test_a_page_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
         ("<p>a<?xml:namespace prefix = o /> b</p>", "a b"),
         ("<p>start</p>" + "<font>" * 300 + "inside<p>end</p>", "start\n\ninside\n\nend"),
     ],
-    ids=["definitions", "sections", "instruction", "deep"],
+    ids=["definitions", "not shown", "sections", "instruction", "deep"],
 )
 def test_no_words_of_a_page_are_lost_or_joined(tmp_path: Path, page: str, text: str) -> None:
     assert next(iter(read_corpus(written(tmp_path, "p.html", page)))).text == text

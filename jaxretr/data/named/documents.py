@@ -32,10 +32,12 @@ _COLUMNS = {
 _NUMBERS = ("words", "overlap")
 
 # A version that changes when the same files give other rows.
-_VERSION = 4
+_VERSION = 5
 
 # Elements that stand on lines of their own as well, besides those that inscriptis knows.
-_BLOCKS = "caption center dd details dialog dir dl dt fieldset form hr legend menu optgroup option section summary"
+_BLOCKS = (
+    "caption center dd details dialog dir dl dt fieldset form hr legend menu noscript optgroup option section summary textarea"
+)
 
 
 class Form(NamedTuple):
@@ -212,6 +214,7 @@ def _html(file: Path) -> tuple[str, str]:
         # The text behind an instruction (<?xml:namespace ... />) would be left out with it.
         lxml.etree.strip_elements(tree, lxml.etree.ProcessingInstruction, with_tail=False)
         shown = {**css.CSS_PROFILES["strict"], **dict.fromkeys(_BLOCKS.split(), element(display=display.block))}
+        shown["template"] = element(display=display.none)
         text = inscriptis.Inscriptis(tree, settings.ParserConfig(shown)).get_text()
     except lxml.etree.ParserError:  # nothing in it
         return "", ""
