@@ -35,9 +35,7 @@ _NUMBERS = ("words", "overlap")
 _VERSION = 5
 
 # Elements that stand on lines of their own as well, besides those that inscriptis knows.
-_BLOCKS = (
-    "caption center dd details dialog dir dl dt fieldset form hr legend menu noscript optgroup option section summary textarea"
-)
+_BLOCKS = "caption center dd details dialog dir dl dt fieldset form hr legend menu noscript optgroup option section summary textarea"
 
 
 class Form(NamedTuple):

@@ -190,8 +190,6 @@ class View:
             assert self.base.scann is not None
             options = {"target_recall": target, "threads": threads}
             _, found = self.base.scann.search_rows(vectors, min(k, in_base), allowed=of_base, **options)
-        if found is None:
-            return self.exact(vectors, k)
         # The base's rows [B, k'] with exact scores, best first.
         queries, exponents = scaled_questions(vectors)
         scaled, places = first_pass.rescore(self.base.vectors, queries, found, found.shape[1], np.dtype(np.float32))
@@ -209,31 +207,25 @@ class View:
 
     def _proposed(
         self, vectors: NDArray[np.float32], k: int, target: float | None, threads: int | None
-    ) -> NDArray[np.int64] | None:
-        """The first k existing rows that the approximate index finds, int64 [B, k]; it is asked for more until there are k.
+    ) -> NDArray[np.int64]:
+        """The first k existing rows that the approximate index finds, int64 [B, k].
 
-        Returns:
-          None if it does not find so many.
+        Where most of what it finds is removed, it searches once more, as for a filter, which reads more leaves.
         """
         assert self.base.scann is not None
-        found = np.empty((len(vectors), k), np.int64)
-        left = np.arange(len(vectors))
-        n = len(self.base)
+        options = {"target_recall": target, "threads": threads}
+        n, existing = len(self.base), int(np.count_nonzero(self.base_there))
         # Ask for as many more rows as are removed on average, and for a few besides.
-        asked = k if self.base_there.all() else k + 8 + k * (n - int(np.count_nonzero(self.base_there))) // n
-        while True:
-            asked = min(asked, n)
-            _, rows = self.base.scann.search_rows(vectors[left], asked, target_recall=target, threads=threads)
-            there = (rows >= 0) & self.base_there[rows]
-            enough = np.count_nonzero(there, axis=1) >= k
-            for question, mask, proposed in zip(left[enough], there[enough], rows[enough], strict=True):
-                found[question] = proposed[mask][:k]
-            left = left[~enough]
-            if not len(left):
-                return found
-            if asked == n:
-                return None
-            asked *= 2
+        asked = k if existing == n else min(n, k + 8 + k * (n - existing) // n)
+        _, rows = self.base.scann.search_rows(vectors, asked, **options)
+        there = (rows >= 0) & self.base_there[rows]
+        found = np.empty((len(vectors), k), np.int64)
+        short = np.count_nonzero(there, axis=1) < k
+        for question in np.flatnonzero(~short):
+            found[question] = rows[question][there[question]][:k]
+        if short.any():
+            _, found[short] = self.base.scann.search_rows(vectors[short], k, allowed=self.base_there, **options)
+        return found
 
     # ---- filters -----------------------------------------------------------------------------------------------------
 

@@ -64,16 +64,19 @@ def test_the_snapshot_is_tuned_on_questions_that_were_asked(index: LiveIndex) ->
 
 def test_removed_passages_are_never_found_and_new_ones_always(index: LiveIndex) -> None:
     questions = vectors(20, 3)
+
+    def recall(found: list[list[str]]) -> float:
+        exact = ids(index, questions, 50, exact=True)
+        return float(np.mean([len({*a} & {*b}) / 50 for a, b in zip(found, exact, strict=True)]))
+
     before = ids(index, questions, 50)
-    assert (
-        np.mean([len({*a} & {*b}) / 50 for a, b in zip(before, ids(index, questions, 50, exact=True), strict=True)])
-        > 0.9
-    )
+    assert recall(before) > 0.9
     gone = {name for found in before for name in found}
     index.delete(sorted(gone))
     index.upsert(documents("new", 5), questions[:5] * 3)
     after = ids(index, questions, 50)
     assert all(len(found) == 50 and not gone & {*found} for found in after)
+    assert recall(after) > 0.9, "around what was removed as well"
     assert [found[0] for found in after[:5]] == [f"new{n}" for n in range(5)]
     # Scores are those of exact search, to the bit.
     exact = {(hit.id, hit.score) for hits in index.search(questions, N, SearchOptions(exact=True)) for hit in hits}
