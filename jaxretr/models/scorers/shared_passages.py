@@ -45,7 +45,7 @@ class SharedBatch(NamedTuple):
 class SharedShapes:
     """Batches of marked rows: shared where many begin alike, and otherwise rows of their own.
 
-    A shared batch has at most the places, and the logits, of a full batch of rows of their own.
+    A shared batch has at most the logits of a full batch of rows of their own.
 
     Attributes:
       plain: shapes of rows of their own.
@@ -86,15 +86,16 @@ class SharedShapes:
         batches = []
         while waiting:
             size = max(waiting)
+            rows = self._few.rows(sum(size)) // self.plain.devices
+            room = math.ceil(rows * each[size])
             devices = []
             for others in reversed(range(self.plain.devices)):
-                rows = self._few.rows(sum(size)) // self.plain.devices
-                left = sum(map(len, waiting.values())), sum(map(_questions, waiting.values()))
-                most = (
-                    min(n, -(-k // (others + 1))) for n, k in zip((rows, _room(rows, each[size])), left, strict=True)
-                )
-                devices.append(_taken(waiting, size, *most))
-            batches.append(self._filled(devices, texts, size, each[size], start))
+                passages, questions = sum(map(len, waiting.values())), sum(map(_questions, waiting.values()))
+                share = min(rows, -(-passages // (others + 1))), min(room, -(-questions // (others + 1)))
+                devices.append(_taken(waiting, size, *share))
+            # A passage that has as many questions as fit is read alone.
+            rows = rows if max(map(len, devices)) > 1 else 1
+            batches.append(self._filled(devices, texts, size, rows, room, start))
         return batches
 
     @property
@@ -107,17 +108,12 @@ class SharedShapes:
         devices: Sequence[Sequence[Group]],
         texts: Sequence[Sequence[int]],
         size: tuple[int, int],
-        each: float,
+        rows: int,
+        room: int,
         start: int,
     ) -> SharedBatch:
-        full = self._few.rows(sum(size)) // len(devices)
-        room = _room(full, each)
-        # A passage that has as many questions as fit is read alone.
-        rows = full if max(map(len, devices)) > 1 else 1
-        firsts, first_lengths = (
-            np.zeros((len(devices) * rows, size[0]), np.int32),
-            np.ones(len(devices) * rows, np.int32),
-        )
+        firsts = np.zeros((len(devices) * rows, size[0]), np.int32)
+        first_lengths = np.ones(len(firsts), np.int32)
         asked = np.zeros((len(devices) * room, size[1]), np.int32)
         lengths, of_text = np.zeros((2, len(asked)), np.int32)
         positions, slots = [], []
@@ -150,11 +146,6 @@ def _taken(waiting: dict[tuple[int, int], deque[Group]], size: tuple[int, int], 
             del waiting[max(fitting)]
         rows, room = rows - 1, room - len(taken[-1][1])
     return taken
-
-
-def _room(passages: int, each: float) -> int:
-    """Return the questions' places on a device that reads so many passages with so many questions each."""
-    return math.ceil(passages * each)
 
 
 def _questions(groups: Iterable[Group]) -> int:
