@@ -189,7 +189,9 @@ def read_corpus(path: Input, *, skip_bad: bool = False, trec_ids: bool = False) 
     for line, passage in bad.good(passage_rows(bad.path)):
         if passage.id in seen:
             first = lines[ids.index(passage.id)]
-            bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
+            bad.add(
+                line, f"duplicate id '{passage.id}' (first on {bad.unit} {first}); give every passage an id of its own"
+            )
             continue
         if trec_ids and not bad.takes_trec_id(line, passage.id):
             continue

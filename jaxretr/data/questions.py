@@ -74,7 +74,8 @@ def read_questions(path: Input, *, skip_bad: bool = False, trec_ids: bool = Fals
     for line, question in bad.good(question_rows(bad.path)):
         id = question.id
         if id in line_of_id:
-            bad.add(line, f"duplicate id '{id}' (first on line {line_of_id[id]}); give every question an id of its own")
+            first = f"{bad.unit} {line_of_id[id]}"
+            bad.add(line, f"duplicate id '{id}' (first on {first}); give every question an id of its own")
             continue
         if trec_ids and not bad.takes_trec_id(line, id):
             continue

@@ -44,10 +44,15 @@ class RowError(ValueError):
 
 
 class BadRows:
-    """Stops at the first bad row, or counts bad rows if they are skipped."""
+    """Stops at the first bad row, or counts bad rows if they are skipped.
+
+    Attributes:
+      unit: what the numbers of rows count: lines of a file, or rows of named data, of which a table may have several lines each.
+    """
 
     def __init__(self, path: Source, skip: bool):
         self.path = path
+        self.unit = "row" if isinstance(path, NamedSource) else "line"
         self.skip = skip
         self.count = 0
         self.first = ""

@@ -200,6 +200,7 @@ def test_long_documents_are_cut_and_keep_their_source(folder: Path) -> None:
         ("t.tsv", "id\ttext\r1\ta\r", r"t.tsv:1: has carriage returns outside of quotes; .* tr '\\r' '\\n'"),
         ("t.csv", 'id,text\n1,"a" b\n', "t.csv:2: broken csv .*; close the quotes"),
         ("t.csv", "id,text,text\n1,a,b\n", "t.csv:1: column 'text' is there twice; rename one"),
+        ("t.csv", 'id,text\n1,"a\nb"\n1,c\n', r"t.csv:2: duplicate id '1' \(first on row 1\); give"),
         ("t.tsv", "id\ttext\n1\ta\n".encode("utf-16"), "t.tsv:1: not valid UTF-8 .*; convert the file"),
         ("t.csv", b"id,text\n1,a\n2,caf\xe9\n", "t.csv:3: not valid UTF-8 .*; convert the file"),
         ("t.csv.gz", b"", "t.csv.gz: no passages"),
