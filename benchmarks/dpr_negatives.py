@@ -65,7 +65,7 @@ COMPARED = (
 
 def start_of(args: argparse.Namespace) -> list[str]:
     """The settings of the encoder that all runs begin with."""
-    path = ["--encoder.path", str(minilm())] if args.start == "minilm" else []
+    path = ["--encoder.path", str(args.model or minilm())] if args.start == "minilm" else []
     return [*STARTS[args.start], *path, *args.settings]
 
 
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=0, help="that are searched: the judged and others (0: all)")
     parser.add_argument("--runs", type=Path, default=Path("runs/dpr"))
     parser.add_argument("--start", choices=STARTS, default="small")
+    parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--config", type=Path, default=ROOT / "configs/dpr_small.py")

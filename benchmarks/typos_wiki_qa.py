@@ -83,7 +83,7 @@ STARTS: dict[str, list[str]] = {
 
 def start_of(args: argparse.Namespace) -> list[str]:
     """The settings of the encoder that all runs begin with."""
-    path = ["--encoder.path", str(minilm())] if args.start == "minilm" else []
+    path = ["--encoder.path", str(args.model or minilm())] if args.start == "minilm" else []
     return [*SHARED, *STARTS[args.start], *path]
 
 
@@ -185,7 +185,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder with wiki_qa and noiseqa (default: the embedded data)")
     parser.add_argument("--runs", type=Path, default=Path("runs/typos"))
-    parser.add_argument("--start", choices=("small", "minilm"), default="small")
+    parser.add_argument("--start", choices=STARTS, default="small")
+    parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=list(PROFILES), help="to train on")

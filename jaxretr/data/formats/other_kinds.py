@@ -53,12 +53,12 @@ class TextFile:
                 problems.add(line, row)
                 continue
             if (first := line_of_id.setdefault(row.id, line)) != line:
-                duplicate = f"duplicate id '{row.id}' (first on line {first})"
+                duplicate = f"duplicate id '{row.id}' (first on {problems.unit} {first})"
                 problems.add(line, f"{duplicate}; give every {self.unit} an id of its own")
             if not row.text.strip():
                 problems.add(line, f"{self.unit} '{row.id}' has no text; give it one or leave it out")
             elif (first := line_of_text.setdefault((getattr(row, "title", ""), row.text), line)) != line:
-                problems.repeat(f"{self.unit}s", line, f"the same {self.unit} as on line {first}")
+                problems.repeat(f"{self.unit}s", line, f"the same {self.unit} as on {problems.unit} {first}")
         if not count:
             raise UserError(f"{problems.path}: no rows; give a file with at least one")
         return count

@@ -228,8 +228,8 @@ class _Ranking:
         for place, (id, line, shard) in enumerate(by_id):
             if id == last:
                 raise UserError(
-                    f"{self.corpus_name}:{line}: duplicate id '{id}' (first on line "
-                    f"{last_line}); give every passage an id of its own, and remove {self.folder}"
+                    f"{self.corpus_name}:{line}: duplicate id '{id}' (the first is "
+                    f"{self.corpus_name}:{last_line}); give every passage an id of its own, and remove {self.folder}"
                 )
             last, last_line = id, line
             places[shard].append(place)
