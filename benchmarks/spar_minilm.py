@@ -82,7 +82,7 @@ def measure(name: str, args: argparse.Namespace) -> None:
     folder = folder_of(name, args)
     splits, tuned, _ = CORPORA[name]
     runs = train(name, folder, args)
-    bench = Bench(folder, splits, args.runs, tuned)
+    bench = Bench(folder, splits, args.runs, tuned, args.compute)
     base = args.model or minilm()
     taught_by: dict[str, Found] = {}
     if args.teacher:
@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs/spar_small.py", help="of Lambda")
     parser.add_argument("--untrained", action="store_true", help="only Lambdas as they start")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
+    parser.add_argument("--compute", choices=("float32", "bfloat16"), default="float32", help="when embedding")
     parser.add_argument("--tokenizer", type=Path, help="of Lambda (default: DATA/tokenizers/bert-base-uncased)")
     settings = "overrides, in one word: --lambda-settings='--train.steps 9'"
     parser.add_argument("--lambda-settings", type=shlex.split, default=[], help=settings)

@@ -29,6 +29,7 @@ from once import last_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
+from jaxretr.config.choices import Dtype
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir
@@ -103,9 +104,11 @@ def train(args: argparse.Namespace) -> None:
 class Bench:
     """A corpus with its splits, searched by models whose vectors are kept in files."""
 
-    def __init__(self, data: Path, splits: Sequence[str], runs: Path, tuned_on: str | None):
+    def __init__(
+        self, data: Path, splits: Sequence[str], runs: Path, tuned_on: str | None, dtype: Dtype = "float32"
+    ):
         """Reads the splits; of `tuned_on` the even questions tune and the odd ones stand for the split."""
-        self.runs, self.name = runs / "vectors", data.name
+        self.runs, self.name, self.dtype = runs / "vectors", data.name, dtype
         self.tuning: BeirSet | None = None
         self.splits: dict[str, BeirSet] = {}
         for split in splits:
@@ -135,7 +138,7 @@ class Bench:
         path = self.runs / f"{self.name}_{model.name}_{what}.npy"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, encode(DualEncoder.from_pretrained(model)))
+            np.save(path, encode(DualEncoder.from_pretrained(model, dtype=self.dtype)))
         return np.load(path)
 
     def values(
