@@ -196,7 +196,7 @@ def domains(args: argparse.Namespace) -> None:
 def checkpoints(args: argparse.Namespace) -> None:
     """What the teacher thinks of a run's checkpoints, and what the judgements of its corpus say."""
     rows = {}
-    for bed in (EMBEDDED, *parts(args)):
+    for bed in (bed for bed in (EMBEDDED, *parts(args)) if bed.name in (args.beds or BEDS)):
         judged = f"{bed.folder.name}:mrr@10"
         for name in args.arms or CHECKPOINTS:
             words = ("--data.held-out", "64", "--train.best-metric", METRIC, "--train.suites", str(bed.folder))
@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/art"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="only these")
-    parser.add_argument("--beds", nargs="+", choices=BEDS, help="the data of whole-teacher and weights")
+    parser.add_argument("--beds", nargs="+", choices=BEDS, help="the data of whole-teacher, weights and checkpoints")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the parts with a teacher")
     parser.add_argument(
