@@ -244,7 +244,10 @@ def whole(name: str, args: argparse.Namespace) -> Bed:
     if name == "medquad":
         folder = without_leaks(args.data / name, args.runs / "medquad_whole", HELD_OUT)
         return Bed("medquad_whole", folder, "train", ("test",), start)
-    return Bed(f"{name}_whole", args.data / name, *SPLITS[name], start)
+    questions, tests = SPLITS[name]
+    label = f"{name}_{args.passages or 'whole'}"
+    folder = part_of(args.data / name, args.runs / label, (questions, *tests), args.passages)
+    return Bed(label, folder, questions, tests, start)
 
 
 def whole_teacher(args: argparse.Namespace) -> None:
@@ -341,6 +344,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--beds", nargs="+", choices=BEDS, help="the data of whole-teacher, weights and checkpoints")
+    parser.add_argument("--passages", type=int, default=0, help="of wiki_qa and arXiv (0: all)")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--scorer", type=Path, help="a causal language model's folder, for the parts with a teacher")
     parser.add_argument(
