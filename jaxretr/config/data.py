@@ -15,7 +15,7 @@ class DevData:
     held_out: int = 0
     """Number of training questions (at most a tenth) that are kept out of training where there is no dev set: those
     whose texts have the lowest hashes. The run is evaluated on them with their own judgements; an ART run whose questions
-    have none, by its teacher's mean score of the first five passages that are found (the metric teacher@5)."""
+    have none, or whose best metric it is, by its teacher's mean score of the first five passages found (teacher@5)."""
     token_cache: str | None = None
     """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
 

@@ -37,7 +37,7 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
     if isinstance(run.config, ArtConfig):
         with _inputs_of(run):
             texts = read_art_texts(run.config.data, token_stores(run.config.data, run.folder))
-            corpus, judged = texts.corpus, None if texts.by_teacher else texts.dev
+            corpus, judged = texts.corpus, None if texts.unjudged else texts.dev
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
         with _inputs_of(run):
             examples = read_run_examples(run.config)

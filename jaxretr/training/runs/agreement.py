@@ -1,4 +1,4 @@
-"""Questions without judgements that a run is evaluated on: by its teacher's opinion of what the model finds."""
+"""Questions that a run is evaluated on by its teacher's opinion of what the model finds, judged or not."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ Ask = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class AgreementSet(DevSet):
-    """Held-out questions without judgements: the better the teacher thinks of what is found for them, the better the model.
+    """Held-out questions: the better the teacher thinks of what is found for them, the better the model.
 
     Args:
       ask: the teacher.
@@ -46,7 +46,11 @@ class AgreementSet(DevSet):
         self._known: dict[tuple[int, int], float] = {}
 
     def measured(self, scores: np.ndarray, rows: np.ndarray) -> dict[str, float]:
-        """Return the teacher's mean score of the first passages; pairs that it has scored are not asked for again."""
+        """Return what judgements and answers say, if there are any, and the teacher's mean score of the first passages.
+
+        Pairs that it has scored are not asked for again.
+        """
+        judged = super().measured(scores, rows)
         rows = rows[:, :FOUND]
         for start in range(0, len(rows), _BATCH):
             numbers = np.arange(start, min(start + _BATCH, len(rows)))
@@ -62,7 +66,7 @@ class AgreementSet(DevSet):
             for number, of_one, values in zip(numbers.tolist(), asked.tolist(), found.tolist(), strict=True):
                 self._known |= {(number, row): value for row, value in zip(of_one, values, strict=True)}
         means = [np.mean([self._known[number, row] for row in of_one]) for number, of_one in enumerate(rows.tolist())]
-        return {METRIC: float(np.mean(means))}
+        return {**judged, METRIC: float(np.mean(means))}
 
 
 def make_ask(teaching: Teaching, params: Params, passages: CorpusTokens, targets: TokenStore, mesh: Mesh) -> Ask:

@@ -85,7 +85,13 @@ class ArtRun(CorpusRun):
         texts = read_art_texts(config.data, self.stores)
         self.corpus, self.questions = texts.corpus, texts.questions
         metric = config.train.best_metric
-        if texts.by_teacher and ":" not in metric and metric.removeprefix("typo_") != METRIC:
+        by_teacher = metric.removeprefix("typo_") == METRIC
+        if by_teacher and texts.dev is None:
+            raise UsageError(
+                f"train.best_metric={metric}: there are no questions to ask the teacher about; keep some out of training with "
+                "data.held_out=64"
+            )
+        if texts.unjudged and ":" not in metric and not by_teacher:
             raise UsageError(
                 f"train.best_metric={metric}: the held-out questions have no judgements, and are measured by {METRIC} alone; "
                 f"set train.best_metric={METRIC}, or give a dev set with data.dev_questions and data.dev_qrels"
@@ -104,9 +110,10 @@ class ArtRun(CorpusRun):
         passage_rows = scorer_rows(self.scorer, self.corpus, self.stores, "teacher's passage")
         self.target_rows = scorer_rows(self.scorer, questions, self.stores, "teacher's question")
         asked = [self.target_rows]
-        if texts.dev is not None and texts.by_teacher:
-            held_out = [question.text for question in texts.dev.questions]
-            asked.append(scorer_rows(self.scorer, held_out, self.stores, "teacher's question"))
+        by_teacher |= texts.unjudged
+        if texts.dev is not None and by_teacher:
+            evaluated = [question.text for question in texts.dev.questions]
+            asked.append(scorer_rows(self.scorer, evaluated, self.stores, "teacher's question"))
         widths = teacher_widths(self.scorer.teacher, passage_rows, asked)
 
         # ---- programs and corpus -------------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ class ArtRun(CorpusRun):
         self.read = StepQuestions(questions, config.typos, self.model, self.stores, config.train.seed)
         self.given = GivenPassages(config, self.corpus, questions) if self.program.given else None
         ask = None
-        if texts.by_teacher:
+        if by_teacher:
             ask = make_ask(self.program.teaching, self.scorer_params, self.scorer_passages, asked[-1], mesh)
         self.evaluate_on(self.dev_set(texts.dev, self.corpus, ask=ask))
 

@@ -29,8 +29,11 @@ class ArtTexts(NamedTuple):
     """The training questions, in the order of their file."""
     dev: Judged | None
     """Questions that the run is evaluated on."""
-    by_teacher: bool = False
-    """Whether the teacher judges what is found for these, which have no judgements."""
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether these have neither judgements nor answers, so that a teacher alone can say what is found for them."""
+        return self.dev is not None and self.dev.qrels is None and not any(each.answers for each in self.dev.questions)
 
 
 def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
@@ -64,7 +67,7 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
     kept = held_out([question.text for question in questions], data.held_out, data.questions)
     out = [question for question, is_kept in zip(questions, kept, strict=True) if is_kept]
     trained = [question for question, is_kept in zip(questions, kept, strict=True) if not is_kept]
-    return ArtTexts(corpus, trained, Judged(out, qrels), by_teacher=qrels is None)
+    return ArtTexts(corpus, trained, Judged(out, qrels))
 
 
 def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]] | None]:

@@ -1,6 +1,7 @@
 """ART without judgements: the teacher's opinion of what is found for held-out questions chooses the checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,11 @@ from jaxretr.training.runs.art import ArtRun
 HELD_OUT = 3
 
 
-def config(folder: Path, **changes: Any) -> Any:
+def config(folder: Path, data: dict[str, Any] | None = None, **changes: Any) -> Any:
+    questions = str(folder / "questions.jsonl")
     return tiny.art_config(
         folder,
-        data={
-            "questions": str(folder / "questions.jsonl"),
-            "corpus": str(tiny.DATA),
-            "dev_questions": None,
-            "held_out": HELD_OUT,
-        },
+        data={"questions": questions, "dev_questions": None, "held_out": HELD_OUT} | (data or {}),
         train={"steps": 4, "eval_every": 2, "save_every": 4, "best_metric": METRIC} | changes,
     )
 
@@ -101,6 +98,26 @@ def test_no_pair_is_asked_for_twice_and_one_device_says_what_eight_do(folder: Pa
 def test_another_metric_is_refused_before_anything_is_encoded(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=rf"train.best_metric=recall@20: .* set train.best_metric={METRIC}"):
         ArtRun(config(folder, best_metric="recall@20"), make_mesh(jax.devices()[:1]), tmp_path)
+    with pytest.raises(UsageError, match=rf"train.best_metric={METRIC}: there are no questions .* data.held_out=64"):
+        ArtRun(config(folder, {"held_out": 0}), make_mesh(jax.devices()[:1]), tmp_path)
+
+
+def test_judged_questions_are_measured_by_the_teacher_too_where_it_chooses(folder: Path, tmp_path: Path):
+    """Held-out questions of a split, with its judgements, and a dev set with answers."""
+    shutil.copy(folder / "questions.jsonl", tmp_path / "queries.jsonl")
+    passage = read_corpus(tiny.DATA).ids[0]
+    lines = (f"{question.id}\t{passage}\t1\n" for question in read_questions(folder / "questions.jsonl"))
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    split = {"questions": str(tmp_path), "questions_split": "train"}
+    answered = {"dev_questions": str(tiny.DATA), "held_out": 0}
+    found = {}
+    for metric, data in (("mrr@10", split), ("acc@5", answered), (METRIC, {})):
+        run = ArtRun(config(folder, data), make_mesh(jax.devices()[:1]), tmp_path / metric)
+        found[metric] = run.evaluate(run.init())
+        assert {metric, METRIC} <= found[metric].keys()
+    # The same questions are held out, with judgements or without.
+    assert found["mrr@10"][METRIC] == found[METRIC][METRIC] and found[METRIC].keys() == {METRIC}
 
 
 def test_a_report_of_such_a_run_has_no_test_set(folder: Path, tmp_path: Path):
