@@ -104,9 +104,7 @@ def train(args: argparse.Namespace) -> None:
 class Bench:
     """A corpus with its splits, searched by models whose vectors are kept in files."""
 
-    def __init__(
-        self, data: Path, splits: Sequence[str], runs: Path, tuned_on: str | None, dtype: Dtype = "float32"
-    ):
+    def __init__(self, data: Path, splits: Sequence[str], runs: Path, tuned_on: str | None, dtype: Dtype = "float32"):
         """Reads the splits; of `tuned_on` the even questions tune and the odd ones stand for the split."""
         self.runs, self.name, self.dtype = runs / "vectors", data.name, dtype
         self.tuning: BeirSet | None = None

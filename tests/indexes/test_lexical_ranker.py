@@ -209,7 +209,9 @@ def test_a_ranking_whose_words_were_split_otherwise_is_not_gone_on_with(tmp_path
 def test_bad_input(tmp_path: Path):
     passages = [Passage("a", "", "one"), Passage("b", "", "two"), Passage("c", "", "x"), Passage("a", "", "one")]
     for shard in (1, 2, 100):
-        with pytest.raises(UserError, match=r"c\.jsonl:4: duplicate id 'a' \(the first is .*c\.jsonl:1\); give every passage"):
+        with pytest.raises(
+            UserError, match=r"c\.jsonl:4: duplicate id 'a' \(the first is .*c\.jsonl:1\); give every passage"
+        ):
             _rank(passages, ["one"], tmp_path / f"r{shard}", shard_passages=shard)
     with pytest.raises(UserError, match=r"c\.jsonl: no passages"):
         _rank([], ["one"], tmp_path / "empty")
