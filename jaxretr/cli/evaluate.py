@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -136,10 +137,14 @@ def run(args: argparse.Namespace) -> None:
         args.baseline,
         args.misspellings,
         args.typo_queries,
+        args.beir,
+        args.suite,
     )
     for path in (args.per_query, args.plot):
         if path is not None:
             check_output(path, *read)
+    if None not in (args.per_query, args.plot) and os.path.realpath(args.per_query) == os.path.realpath(args.plot):
+        raise UsageError(f"--per-query {args.per_query} is --plot as well; give the plot a file of its own")
     report = {_RUN: _of_run, _BEIR: _of_model, _SUITE: _of_suite, _TYPOS: _of_typos}[subject](args)
     if args.per_query is not None:
         report.write_per_query(args.per_query)

@@ -61,7 +61,7 @@ def read_run(
       count: whether rows are only counted: questions without ids get their position.
 
     Returns:
-      {question id: {passage id: score}} in the file's order; a rank r becomes the score -r.
+      {question id: {passage id: score}} in the file's order; a rank r, counted from 1, becomes the score -r.
 
     Raises:
       UserError: the file cannot be read or holds no hit, a row is bad (`path:line: ...`), or it can be ranks and scores.
@@ -111,6 +111,10 @@ def _read_json(
                     raise missing_field(hit, _PASSAGE_IDS)
                 if id in hits:
                     raise RowError(f"passage '{id}' occurs twice for question '{question_id}'; remove one")
+                if (hit.get("score") is None) != (row[name][0].get("score") is None):
+                    raise RowError(
+                        f"passage '{id}' has no score, or the first alone has none; give one to all or to none"
+                    )
                 hits[id] = -float(rank) if hit.get("score") is None else _score(hit["score"])
             if trec_ids:
                 _check_trec_ids(question_id, hits)
@@ -170,7 +174,9 @@ def _read_three_columns(path: pathlib.Path, trec_ids: bool) -> dict[str, dict[st
         except RowError as error:
             raise UserError(f"{path}:{number}: {error}") from None
     if _are_ranks(path, run):
-        return {question_id: {id: -rank for id, rank in hits.items()} for question_id, hits in run.items()}
+        # From 1 also where they begin at 0: a score of 0 means that a passage shares no word with the question.
+        before = min(rank for hits in run.values() for rank in hits.values()) - 1
+        return {question_id: {id: before - rank for id, rank in hits.items()} for question_id, hits in run.items()}
     return run
 
 

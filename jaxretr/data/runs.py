@@ -107,7 +107,8 @@ class SearchRun(Mapping[str, dict[str, float]]):
 
     def __getitem__(self, question_id: str) -> dict[str, float]:
         found = self._of_question[question_id]
-        return dict(zip(found.ids, found.scores.tolist(), strict=True))
+        # Equal scores stay in the search's order, as `save` writes them.
+        return dict(zip(found.ids, strictly_decreasing(found.scores).tolist(), strict=True))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._of_question)

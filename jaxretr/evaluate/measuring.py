@@ -13,7 +13,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids, without_own
 from jaxretr.data.questions import Question
-from jaxretr.data.runs import ranked_ids
+from jaxretr.data.runs import ranked_ids, strictly_decreasing
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher, Match
 from jaxretr.runtime.errors import UsageError, UserError, check_choice
@@ -76,16 +76,17 @@ def run_of(
     """
     # One more is searched for in place of the question itself.
     scores, ids = search(questions, k + bool(own_questions))
+    # Equal scores stay in the search's order, as in a run that is written.
     run = {
-        question.id: dict(zip(names, values[: len(names)], strict=True))
-        for question, names, values in zip(questions, ids, scores.tolist(), strict=True)
+        question.id: dict(zip(names, strictly_decreasing(values[: len(names)]).tolist(), strict=True))
+        for question, names, values in zip(questions, ids, scores, strict=True)
     }
     return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own_questions).items()}
 
 
 def depth(names: Sequence[str]) -> int:
     """The number of passages that these metrics need; at least 100, and 1000 for a metric without a cut."""
-    cuts = [re.fullmatch(r"[^@]+@(\d+)", name) for name in names]
+    cuts = [re.fullmatch(r"[^@]+@(\d+)", name.strip()) for name in names]
     return max(100, *(int(cut[1]) if cut else 1000 for cut in cuts))
 
 

@@ -15,7 +15,7 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import TestSet, depth
 from jaxretr.evaluate.searches import encoder_search
-from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
+from jaxretr.evaluate.weight_curve import Curve, check_grid, check_metric, trace
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.hub.dual_encoder_folder import check_finished, check_new_model
@@ -87,6 +87,7 @@ def merge(
     if how not in ("linear", "slerp"):
         raise UsageError(f"how={how}: no such way to merge; there are linear and slerp")
     check_grid(grid)
+    check_metric(metric)
     if len(models) < 2:
         raise UsageError(f"{len(models)} models cannot be merged; give at least two")
     if len(models) > 2 and (how == "slerp" or beir is not None):

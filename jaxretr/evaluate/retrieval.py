@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
+from jaxretr.data.runs import strictly_decreasing
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import accuracy
 from jaxretr.indexes.exact import ExactIndex
@@ -45,8 +46,12 @@ def retrieval_metrics(
     values: dict[str, float] = {}
     if qrels is not None:
         run = {
-            question.id: {corpus.ids[row]: float(score) for row, score in zip(*pair, strict=True) if row >= 0}
-            for question, pair in zip(questions, zip(rows, scores, strict=True), strict=True)
+            question.id: {
+                corpus.ids[row]: float(score)
+                for row, score in zip(found, strictly_decreasing(of_one), strict=True)
+                if row >= 0
+            }
+            for question, found, of_one in zip(questions, rows, scores, strict=True)
         }
         judged = {question.id: dict(qrels[question.id]) for question in questions}
         values |= metrics.evaluate(judged, run, list(measures))

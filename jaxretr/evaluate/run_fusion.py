@@ -19,7 +19,7 @@ from jaxretr.data.runs import questions_of
 from jaxretr.evaluate.evaluating import check_texts, read_test_set
 from jaxretr.evaluate.measuring import TestSet, depth, warn_of_own
 from jaxretr.evaluate.metrics import check_by_question
-from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
+from jaxretr.evaluate.weight_curve import Curve, check_grid, check_metric, trace
 from jaxretr.indexes.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
 from jaxretr.runtime.errors import UsageError, check_choice, check_list
@@ -161,6 +161,8 @@ def _check_arguments(
         )
     if grid is not None:
         check_grid(grid)
+    if metric is not None:
+        check_metric(metric)
     if missing is not None and len(missing) != len(runs):
         raise UsageError(
             f"missing= is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"

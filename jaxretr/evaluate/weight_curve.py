@@ -15,7 +15,7 @@ from itertools import chain
 from numbers import Real
 from pathlib import Path
 
-from jaxretr.evaluate.metrics import mean
+from jaxretr.evaluate.metrics import lower_is_better, mean
 from jaxretr.evaluate.results import as_json
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.indexes.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
@@ -153,6 +153,12 @@ def check_grid(grid: str | Sequence[float]) -> None:
         is_grid = is_grid and all(isinstance(each, Real) and 0 < each < math.inf for each in grid)
     if not is_grid:
         raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
+
+
+def check_metric(metric: str) -> None:
+    """Raise UsageError for a metric whose highest value is not the best one, which `trace` would choose."""
+    if lower_is_better(metric):
+        raise UsageError(f"metric={metric}: is better the lower it is, and the highest is chosen; give another metric")
 
 
 def trace(

@@ -16,7 +16,7 @@ from jaxretr.embeddings.encoding import encode_texts
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.measuring import TestSet, check_same_corpus, cut_of_answers, depth, warn_of_own
-from jaxretr.evaluate.weight_curve import Curve, check_grid, trace
+from jaxretr.evaluate.weight_curve import Curve, check_grid, check_metric, trace
 from jaxretr.indexes.checks import check_index
 from jaxretr.indexes.hybrid.weight_choice import balancing_weight
 from jaxretr.indexes.hybrid.weight_grid import SLAB_ROWS, search_weights
@@ -120,6 +120,8 @@ def tune(
     elif corpus is None and (answers or index_a is None or index_b is None):
         raise UsageError("give corpus=; only with index_a=, index_b= and qrels= it is not needed")
     check_grid(grid)
+    if metric is not None:
+        check_metric(metric)
     dev, metric = _read_dev(beir, split, corpus, queries, qrels, metric, match)
     # One passage more is searched for in place of a question that is a passage itself.
     k, texts = hits_needed(dev, metric) + bool(dev.own_questions), dev.corpus if len(dev.corpus) else None

@@ -469,6 +469,11 @@ def test_what_a_damaged_disk_left_of_metrics_is_dropped_on_resuming(tmp_path: Pa
         "data convert train.jsonl corpus.jsonl --to tevatron --corpus corpus.jsonl",
         "score reranker --pairs train.jsonl --out train.jsonl",
         "generate model --corpus corpus.jsonl --out corpus.jsonl",
+        "mine --corpus beir --train beir --out beir/corpus.jsonl",
+        "bm25 --corpus beir --queries beir --out beir/queries.jsonl",
+        "data convert beir beir/qrels/train.tsv --to qrels",
+        "evaluate model --beir beir --split train --per-query beir/qrels/train.tsv",
+        "evaluate model --suite . --split train --per-query beir/qrels/train.tsv",
     ],
 )
 def test_no_command_writes_over_its_inputs(
@@ -483,7 +488,11 @@ def test_no_command_writes_over_its_inputs(
         "b.trec": "q1 Q0 p1 1 2 t\n",
         "qrels.tsv": "query-id\tcorpus-id\tscore\nq1\tp1\t1\n",
         "train.jsonl": json.dumps({**row, "negative_passages": []}) + "\n",
+        "beir/corpus.jsonl": GOOD,
+        "beir/queries.jsonl": QUESTION,
+        "beir/qrels/train.tsv": "query-id\tcorpus-id\tscore\nq1\tp1\t1\n",
     }
+    (tmp_path / "beir/qrels").mkdir(parents=True)
     for name, content in contents.items():
         write(tmp_path / name, content)
     (tmp_path / "link").symlink_to(tmp_path)

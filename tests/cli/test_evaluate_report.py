@@ -259,6 +259,10 @@ def test_a_fused_run_is_measured_like_any_other(folder, capsys):
         ("--run r --qrels q --relevance-level 0", "argument --relevance-level: '0' is not a whole number from 1"),
         ("--run r --answers a --corpus c --relevance-level 2", "the relevance level is for judgements"),
         ("--run r --qrels q --baseline b --baseline b", "a system is named twice"),
+        (
+            "--run r --qrels q --metrics recall@5 --per-query x.png --plot ./x.png",
+            "--per-query x.png is --plot as well",
+        ),
         ("--run r --qrels q --index i", "--index belongs to --beir"),
         ("--run r --qrels q --out o", "--out belongs to --suite"),
         ("--run r --qrels q --suite s", "--suite needs MODEL"),

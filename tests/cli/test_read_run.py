@@ -88,8 +88,12 @@ def test_a_third_column_is_ranks_or_scores_or_refused(of_questions, ranks, tmp_p
             read_run(path)
         assert "\n" not in str(error.value)
         return
-    sign = -1 if ranks else 1
-    wanted = {f"q{q}": {f"d{d}": sign * float(v) for d, v in enumerate(vs)} for q, vs in enumerate(of_questions)}
+    sign, shift = (
+        (-1, any("0" in each for each in of_questions)) if ranks else (1, 0)
+    )  # No score is 0, which mining leaves out.
+    wanted = {
+        f"q{q}": {f"d{d}": sign * (float(v) + shift) for d, v in enumerate(vs)} for q, vs in enumerate(of_questions)
+    }
     assert read_run(path) == wanted
 
 
@@ -114,6 +118,7 @@ def test_questions_without_ids_are_found_by_their_text(tmp_path):
         ("q\ta\t1\nq\tb\n", ":2: no question-id<TAB>passage-id<TAB>rank"),
         ('[{"id": 1, "ctxs": [{"id": "a", "score": "1"}]},\n{"id": 2, "ctxs": [{"text": "a"}]}]', ':2: no field "id"'),
         ('[{"id": 1, "ctxs": [{"id": "a"}, {"id": "a"}]}]', ":1: passage 'a' occurs twice"),
+        ('[{"id": 1, "ctxs": [{"id": "a", "score": 3}, {"id": "b", "score": null}]}]', ":1: passage 'b' has no score"),
         ('[{"id": "x", "ctxs": []},\n{"id": "x", "ctxs": []}]', ":2: question 'x' occurs twice"),
         ('[{"question": "q"}]', ':1: field "ctxs" is not a list of passages'),
         ('[{"question": "q", "ctxs": []}]', "the run is empty"),

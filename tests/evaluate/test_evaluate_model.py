@@ -18,9 +18,11 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.data.run_reading import write_trec
+from jaxretr.data.runs import Hits, SearchRun
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import TestSet, run_of
+from jaxretr.evaluate.measuring import TestSet, depth, run_of
+from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.searches import bm25_search, find_all
 from jaxretr.indexes.bm25 import Bm25Index
 from jaxretr.models.dual_encoder import DualEncoder
@@ -232,3 +234,25 @@ def test_the_embeddings_of_one_system_are_freed_before_the_next_ones_are_compute
         ("read", {"q": {"x": 2.0}}),
         ("b", {"q": {"p": 1.0}}),
     ]
+
+
+def test_equal_scores_are_in_the_order_of_the_search_as_in_a_run_that_is_written(tmp_path: Path) -> None:
+    """Copies of a passage, of which the search finds the first one first and trec_eval would rank the last one so."""
+    ids = [f"p{number}" for number in range(5)]
+    corpus, questions = Corpus(ids, [""] * 5, ["the red planet"] * 5), [Question("q", "red planet")]
+    on = TestSet(questions, corpus, {"q": {"p0": 1}})
+    run = on.search(bm25_search(corpus), 5)
+    write_trec(tmp_path / "run.trec", run)
+    assert list(run["q"]) == ids and metrics.evaluate({"q": {"p0": 1}}, run, ["mrr@10"]) == {"mrr@10": 1.0}
+    report = jaxretr.evaluate_run(
+        tmp_path / "run.trec", qrels={"q": {"p0": 1}}, corpus=corpus, queries=questions, baselines=["bm25"]
+    )
+    assert report.means["run.trec"] == report.means["BM25"] and report.against[0].rbo == pytest.approx(1)
+    scores, rows = np.ones((1, 5), np.float32), np.arange(5)[None]
+    assert retrieval_metrics(corpus, questions, {"q": {"p0": 1}}, scores, rows, ["mrr@10"]) == {"mrr@10": 1.0}
+    found = SearchRun([Hits("q", ids, scores[0])], questions)
+    assert metrics.evaluate({"q": {"p0": 1}}, found, ["mrr@10"]) == {"mrr@10": 1.0}
+
+
+def test_a_cut_counts_with_white_space_around_the_metric() -> None:
+    assert depth(("recall@2000 ", " mrr@5")) == 2000

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+import jaxretr
 from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.significance import compare, paired_t_test
 from jaxretr.evaluate.weight_curve import Curve, halves, trace
+from jaxretr.runtime.errors import UsageError
 
 IDS = [f"q{number}" for number in range(40)]
 
@@ -103,3 +105,14 @@ def test_one_question_gives_a_weight_and_no_p_value() -> None:
 @pytest.mark.parametrize("ids", [["b", "a", "ü", "\ud800"], ["q"]])
 def test_halves_do_not_depend_on_the_order(ids: list[str]) -> None:
     assert halves(ids) == halves(ids[::-1])
+
+
+def test_a_metric_that_is_the_better_the_lower_chooses_no_weight() -> None:
+    run = {"q": {"a": 1.0}}
+    for tried in (
+        lambda: jaxretr.fuse([run, run], tune={"q": {"a": 1}}, metric="holes@10"),
+        lambda: jaxretr.merge(["one", "two"], beir="beir", metric="holes@10"),
+        lambda: jaxretr.tune(["one", "two"], beir="beir", metric="holes@10"),
+    ):
+        with pytest.raises(UsageError, match="metric=holes@10: is better the lower it is"):
+            tried()

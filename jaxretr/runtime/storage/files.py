@@ -29,6 +29,8 @@ T = TypeVar("T")
 AGAIN = "see that it can be read, or remove the folder, which is made again"
 """The remedy for folders of `made_once`."""
 
+_BEIR_FILES = ("corpus.jsonl", "queries.jsonl")
+
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
     errno.EDQUOT: "free some of your quota or choose another place",
@@ -378,15 +380,21 @@ def _sync_folder(folder: Path) -> None:
 
 
 def refuse_input(path: str | Path, *inputs: object) -> None:
-    """Raise UsageError for a file or folder to write that is one of the inputs; of these, lists count by what they hold."""
+    """Raise UsageError for a file or folder to write that is one of the inputs, or one of an input folder's data files.
+
+    Of the inputs, lists count by what they hold. A folder's data files are those of BEIR's layout, also in folders below, as
+    in a suite; another file in it may be written again.
+    """
     place, remote = Path(path).expanduser(), is_remote(path)
+    is_data = place.name.removesuffix(".gz") in _BEIR_FILES or place.parent.name == "qrels"
     for each in inputs:
         if isinstance(each, list | tuple):
             refuse_input(path, *each)
         elif isinstance(each, str | Path):
             other = Path(each).expanduser()
             local = not remote and (other.is_file() or other.is_dir()) and place.exists()
-            if place.samefile(other) if local else remote and str(path) == str(each):
+            within = local and is_data and other.is_dir() and other.resolve() in place.resolve().parents
+            if within or (place.samefile(other) if local else remote and str(path) == str(each)):
                 raise UsageError(f"{path}: is read as well, and would be replaced; write to another place")
 
 

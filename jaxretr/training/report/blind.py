@@ -111,6 +111,8 @@ def judge(
     check_output(path)
     questions = questions_of(queries)
     systems = read_systems([first, second], questions, dtype, batch_size)
+    if systems[0][0] == systems[1][0]:
+        raise UsageError(f"both systems are called {systems[0][0]} on the page; write ./{systems[0][0]} for the file")
     on = TestSet(questions, corpus if isinstance(corpus, Corpus) else read_corpus(corpus))
     runs = dict(find_all(systems, on, [f"recall@{hits}"]))  # A hundred hits at least, for the overlap.
     asked = [question for question in questions if all(run.get(question.id) for run in runs.values())]

@@ -147,7 +147,9 @@ def test_the_sign_test_is_exact(page: BlindPage, a: int, b: int) -> None:
         assert tab.evaluate(f"signTest({a}, {b})") == pytest.approx(p, rel=1e-9)
 
 
-def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_judged_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     docs = list(BEIR.corpus.ids)
     one = run_file(tmp_path / "one.trec", dict.fromkeys(IDS, docs[:2]))
     other = run_file(tmp_path / "other.trec", {id: ["nowhere"] for id in IDS})
@@ -162,6 +164,10 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path, capsys: pytest.Capture
     ):
         with pytest.raises(error, match=words):
             judge(one, second, **given)
+    monkeypatch.chdir(tmp_path)
+    one.with_name("BM25").write_text(one.read_text())
+    with pytest.raises(UsageError, match="both systems are called BM25"):
+        judge("BM25", "bm25", **given)
     with pytest.raises(UsageError, match="hits=0: must be at least 1"):
         judge(one, other, **given, hits=0)
     with pytest.raises(UsageError, match="no other file is replaced"):
