@@ -244,7 +244,7 @@ def _dev_queries(rankings: Sequence[Ranking], selection: Selection, count: int, 
     if count >= len(usable):
         raise UserError(
             f"dev={count} leaves nothing to train on: {len(usable)} of {len(rankings[0].rows)} queries have positives "
-            "and negatives; hold out fewer"
+            "and negatives; hold out fewer, in a new folder"
         )
     return usable[drawn(len(usable), count, seed, "dev")]
 
