@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -143,7 +142,11 @@ def run(args: argparse.Namespace) -> None:
     for path in (args.per_query, args.plot):
         if path is not None:
             check_output(path, *read)
-    if None not in (args.per_query, args.plot) and os.path.realpath(args.per_query) == os.path.realpath(args.plot):
+    if (
+        args.per_query is not None
+        and args.plot is not None
+        and Path(args.per_query).resolve() == Path(args.plot).resolve()
+    ):
         raise UsageError(f"--per-query {args.per_query} is --plot as well; give the plot a file of its own")
     report = {_RUN: _of_run, _BEIR: _of_model, _SUITE: _of_suite, _TYPOS: _of_typos}[subject](args)
     if args.per_query is not None:

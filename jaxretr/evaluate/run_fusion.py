@@ -130,7 +130,7 @@ def _check_arguments(
     normalise: object,
     missing: Sequence[Missing] | None,
     tune: object,
-    metric: object,
+    metric: str | None,
     grid: str | Sequence[float] | None,
 ) -> None:
     check_choice(("interpolation", "rrf"), method=method)
