@@ -11,7 +11,6 @@ import numpy as np
 from jaxretr.config import EncodeDtype
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.data.run_reading import strictly_decreasing
 from jaxretr.embeddings.encoding import encode_texts
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import Match
@@ -210,10 +209,8 @@ def values_of(
     dev: TestSet, metric: str, weight: float, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]
 ) -> dict[str, float]:
     """The metric of each question from the scores float32 [B, k] and rows int [B, k] of a weight, best first."""
-    # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
-    decreasing = np.stack([strictly_decreasing(of_question) for of_question in scores])
     names = [[ids[int(row)] for row in of_question] for of_question in rows.tolist()]
-    run = dev.search(lambda questions, k: (decreasing, names), hits_needed(dev, metric))
+    run = dev.search(lambda questions, k: (scores, names), hits_needed(dev, metric))
     if weight == 0 and dev.qrels is not None and not len(dev.corpus):
         warn_of_own(run, dev.qrels, "the first model's run")
     return dev(run, (metric,))[metric]
