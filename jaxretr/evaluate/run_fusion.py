@@ -161,8 +161,7 @@ def _check_arguments(
         )
     if grid is not None:
         check_grid(grid)
-    if metric is not None:
-        check_metric(metric)
+    check_metric(metric)
     if missing is not None and len(missing) != len(runs):
         raise UsageError(
             f"missing= is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"

@@ -155,9 +155,9 @@ def check_grid(grid: str | Sequence[float]) -> None:
         raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
 
 
-def check_metric(metric: str) -> None:
-    """Raise UsageError for a metric whose highest value is not the best one, which `trace` would choose."""
-    if lower_is_better(metric):
+def check_metric(metric: str | None) -> None:
+    """Raise UsageError for a metric whose highest value is not the best one, which `trace` would choose; None is the default."""
+    if metric is not None and lower_is_better(metric):
         raise UsageError(f"metric={metric}: is better the lower it is, and the highest is chosen; give another metric")
 
 

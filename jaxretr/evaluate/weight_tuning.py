@@ -119,8 +119,7 @@ def tune(
     elif corpus is None and (answers or index_a is None or index_b is None):
         raise UsageError("give corpus=; only with index_a=, index_b= and qrels= it is not needed")
     check_grid(grid)
-    if metric is not None:
-        check_metric(metric)
+    check_metric(metric)
     dev, metric = _read_dev(beir, split, corpus, queries, qrels, metric, match)
     # One passage more is searched for in place of a question that is a passage itself.
     k, texts = hits_needed(dev, metric) + bool(dev.own_questions), dev.corpus if len(dev.corpus) else None
