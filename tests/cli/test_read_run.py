@@ -88,9 +88,9 @@ def test_a_third_column_is_ranks_or_scores_or_refused(of_questions, ranks, tmp_p
             read_run(path)
         assert "\n" not in str(error.value)
         return
-    sign, shift = (
-        (-1, any("0" in each for each in of_questions)) if ranks else (1, 0)
-    )  # No score is 0, which mining leaves out.
+    # Ranks from 0 become scores from -1: a score of 0 is of a passage that shares no word with the question.
+    shift = ranks and any("0" in each for each in of_questions)
+    sign = -1 if ranks else 1
     wanted = {
         f"q{q}": {f"d{d}": sign * (float(v) + shift) for d, v in enumerate(vs)} for q, vs in enumerate(of_questions)
     }
