@@ -1,4 +1,4 @@
-"""The memory of building a ScaNN index: within 1.3 times its vectors and codes, and told before it starts."""
+"""The memory of building a ScaNN index: within 1.3 times its vectors and codes, 1.6 with AMX, and told before it starts."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ PROGRAM = """
 import json, sys
 import numpy as np
 from jaxretr import ScannIndex
-from jaxretr.runtime.parallel import memory
+from jaxretr.runtime.parallel import machine, memory
 from jaxretr.indexes.certified import process
 from jaxretr.indexes.certified.build import plan_of
 
@@ -49,7 +49,8 @@ before = memory.resident()
 passages = np.load(path, mmap_mode="r")
 index = ScannIndex.build(passages, questions=questions, target_recall=(0.9, 0.99))
 assert index.certificate is not None
-print(json.dumps([plan_of(rows, dim, None, None).memory(), memory.peak() - before, max(peaks)]))
+taken = memory.peak() - before, max(peaks)
+print(json.dumps([plan_of(rows, dim, None, None).memory(), *taken, 1.6 if machine.has_amx() else 1.3]))
 """
 
 
@@ -61,8 +62,8 @@ def test_building_takes_what_was_said(tmp_path: Path, record_property) -> None:
     found = json.loads(answer.stdout.splitlines()[-1])
     if found is None:
         pytest.skip("the system does not let a process reset its peak of memory")
-    predicted, own, worker = found
+    predicted, own, worker, most = found
     record_property("memory of building", f"{predicted} predicted, {own} here, {worker} in the worker")
     taken = max(own, worker)
-    assert taken < 1.3 * 4.25 * ROWS * DIM
+    assert taken < most * 4.25 * ROWS * DIM
     assert 0.8 * taken < predicted < 1.2 * taken

@@ -15,6 +15,7 @@ from jaxretr.indexes.certified.rows import vectors_in_memory
 from jaxretr.indexes.exact import unique_ids
 from jaxretr.indexes.exact.host_rows import read_rows
 from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.parallel.machine import has_amx
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -36,6 +37,9 @@ _CODE_ON_DISK = 1
 # their candidates; and for each row its id and its place.
 _MEASURING_BYTES = 104 << 20
 _ROW_BYTES = 150
+
+# And XLA's where it finds those neighbours in bfloat16, by AMX.
+_AMX_BYTES = 64 << 20
 
 _CHECK_ROWS = 16_384
 
@@ -64,7 +68,7 @@ class Plan:
 
         The vectors stay on disk, but the pages of them that a process has read count as its memory; see `vectors_in_memory`.
         """
-        fixed = _MEASURING_BYTES + _ROW_BYTES * self.rows
+        fixed = _MEASURING_BYTES + _ROW_BYTES * self.rows + (_AMX_BYTES if has_amx() else 0)
         if self.kind == "exact":
             return 4 * self.rows * self.dim + fixed
         training = engine_of(self.engine).training_bytes(self.train_rows, self.dim, self.leaves)
