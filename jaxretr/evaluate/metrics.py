@@ -24,11 +24,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, overload
 
 from jaxretr.data.runs import ranked_ids
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, is_number
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
@@ -70,7 +69,7 @@ def evaluate(
     """
     if isinstance(measures, str):
         raise TypeError("measures must be a sequence of names, not one string")
-    if not isinstance(relevance_level, Real):
+    if not is_number(relevance_level):
         raise UsageError(f"relevance_level={relevance_level!r}: give a number, 1 or more")
     if relevance_level < 1:
         raise UsageError(
@@ -129,9 +128,7 @@ class _Facts:
 
 
 def _facts_of(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Facts:
-    if wrong := next(
-        (id for id, each in judged.items() if not isinstance(each, Real) or not math.isfinite(each)), None
-    ):
+    if wrong := next((id for id, each in judged.items() if not is_number(each)), None):
         raise UserError(
             f"the grade of passage '{wrong}' for question '{question_id}' is not a number; give a whole one"
         )

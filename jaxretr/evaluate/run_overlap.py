@@ -17,7 +17,7 @@ from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_o
 from jaxretr.evaluate.results import QUESTION, Block, Results
 from jaxretr.evaluate.significance import bootstrap_interval
 from jaxretr.evaluate.tables import Cell, Grid, Row
-from jaxretr.runtime.errors import UsageError, UserError, at_least
+from jaxretr.runtime.errors import UsageError, UserError, at_least, is_number
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float
       UserError: a run cannot be read, or has no question of the reference.
       UsageError: `p` is out of its range.
     """
-    if not 0 < p < 1:
-        raise UsageError(f"p={p}: must be above 0 and below 1")
+    if not is_number(p) or not 0 < p < 1:
+        raise UsageError(f"p={p!r}: must be above 0 and below 1")
     at_least(1, depth=depth)
     run = read_run(reference)
     ids = list(run)

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Real
 from pathlib import Path
 
 from jaxretr.evaluate.metrics import lower_is_better, mean
 from jaxretr.evaluate.results import as_json
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.indexes.hybrid.weight_choice import PAPER, Choice, adaptive_rounds, choose
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, is_number
 from jaxretr.runtime.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ def check_grid(grid: str | Sequence[float]) -> None:
         is_grid = grid in ("log", "paper")
     else:
         is_grid = isinstance(grid, Sized) and len(grid) > 0
-        is_grid = is_grid and all(isinstance(each, Real) and 0 < each < math.inf for each in grid)
+        is_grid = is_grid and all(is_number(each) and each > 0 for each in grid)
     if not is_grid:
         raise UsageError(f"grid={grid!r}: give log, paper, or weights above 0")
 

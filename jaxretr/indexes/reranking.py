@@ -14,7 +14,7 @@ from jaxretr.data.runs import Corpus, Hits, joined, strictly_decreasing
 from jaxretr.embeddings.kept_chunks import KeptChunks
 from jaxretr.embeddings.pair_scores import CHUNK, Pairs, kept_scores, score_pairs
 from jaxretr.models.any_scorer import Scorer, load_scorer
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, at_least
 from jaxretr.runtime.parallel.hosts import agree
 
 log = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ def rerank_hits(
     Raises:
       UserError: a question or a passage is unknown, or a score is not a finite number.
     """
-    if depth is not None and depth < 1:
-        raise UsageError(f"depth={depth}: give the number of hits to re-rank, from 1")
+    at_least(1, depth=depth)
     first = [
         Hits(question_hits.question_id, question_hits.ids[:depth], question_hits.scores[:depth])
         for question_hits in hits

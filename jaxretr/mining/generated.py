@@ -27,7 +27,15 @@ from jaxretr.models.encode import note_cut
 from jaxretr.models.generation.decoding import Generated, Sampling
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.question_generator import Draw, QuestionGenerator
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_seed, did_you_mean, require_at_least
+from jaxretr.runtime.errors import (
+    UsageError,
+    UserError,
+    at_least,
+    check_seed,
+    did_you_mean,
+    is_number,
+    require_at_least,
+)
 from jaxretr.runtime.parallel.hosts import wait_for_all
 from jaxretr.runtime.progress import Progress
 from jaxretr.runtime.storage.files import check_output, plain_number
@@ -140,8 +148,8 @@ def generate(
     at_least(1, limit=limit, round_trip=round_trip, batch_size=batch_size)
     require_at_least(0, min_words=min_words)
     check_seed(seed)
-    if not 0 < best_share <= 1:
-        raise UsageError(f"best_share={best_share}: give a number above 0, up to 1 for all questions")
+    if not is_number(best_share) or not 0 < best_share <= 1:
+        raise UsageError(f"best_share={best_share!r}: give a number above 0, up to 1 for all questions")
     if per_passage > 1 and temperature == 0:
         raise UsageError(
             f"per_passage={per_passage}: with temperature=0 all questions about a passage are equal; raise it"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jaxretr.data.question_identity import joined_by_text, without_own
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.runtime.errors import UsageError, UserError, at_least, check_choice
+from jaxretr.runtime.errors import UsageError, UserError, check_choice, is_number, require_at_least
 
 log = logging.getLogger(__name__)
 
@@ -75,19 +75,18 @@ class Filters:
     answers: Match | None = "string"
 
     def __post_init__(self) -> None:
-        at_least(1, negatives=self.negatives)
+        require_at_least(1, negatives=self.negatives, first_rank=self.first_rank, last_rank=self.last_rank)
         check_choice(get_args(Match), answers=self.answers)
-        for name in ("margin", "relative_margin"):
-            if not isinstance(getattr(self, name), int | float | np.number | None):
-                raise UsageError(f"{name}={getattr(self, name)!r}: give a number")
-        if not 1 <= self.first_rank <= self.last_rank:
+        if self.first_rank > self.last_rank:
             raise UsageError(
                 f"ranks {self.first_rank}:{self.last_rank}: not a window; give the first and the last, from 1"
             )
-        if self.margin is not None and not math.isfinite(self.margin):
-            raise UsageError(f"margin={self.margin}: must be a finite number")
-        if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
-            raise UsageError(f"relative_margin={self.relative_margin}: must be a share between 0 and 1")
+        if self.margin is not None and not is_number(self.margin):
+            raise UsageError(f"margin={self.margin!r}: must be a finite number")
+        if self.relative_margin is not None and not (
+            is_number(self.relative_margin) and 0 <= self.relative_margin <= 1
+        ):
+            raise UsageError(f"relative_margin={self.relative_margin!r}: must be a share between 0 and 1")
 
     def ceiling(self, positive_scores: NDArray[np.float32]) -> float:
         """Return the highest score that a negative may have, given those of the positives, float32 [P], nan: unknown."""

@@ -4,7 +4,6 @@ NV-Retriever (https://arxiv.org/abs/2407.15831) drops candidates that a teacher 
 they are often unjudged positives; RLHN (https://arxiv.org/abs/2505.16967) makes them positives.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,7 +18,7 @@ from jaxretr.embeddings.pair_scores import score_pairs
 from jaxretr.mining.negatives import Mined, Passages
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.pair_scorer import CrossEncoder
-from jaxretr.runtime.errors import UsageError
+from jaxretr.runtime.errors import UsageError, is_number
 
 # Questions whose passages are scored, and kept, together: the more, the more of them share a passage, which is read once.
 _QUESTIONS = 256
@@ -43,12 +42,12 @@ class ScorerFilter:
     relabel: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_share is not None and not 0 < self.max_share <= 1:
-            raise UsageError(f"the largest share of a positive's score is between 0 and 1, not {self.max_share}")
-        if self.margin is not None and not math.isfinite(self.margin):
-            raise UsageError(f"the margin of a scorer's scores must be a finite number, not {self.margin}")
-        if self.relabel is not None and not 0 <= self.relabel < math.inf:
-            raise UsageError(f"the margin of relabelled passages must be 0 or a number above, not {self.relabel}")
+        if self.max_share is not None and not (is_number(self.max_share) and 0 < self.max_share <= 1):
+            raise UsageError(f"the largest share of a positive's score is between 0 and 1, not {self.max_share!r}")
+        if self.margin is not None and not is_number(self.margin):
+            raise UsageError(f"the margin of a scorer's scores must be a finite number, not {self.margin!r}")
+        if self.relabel is not None and not (is_number(self.relabel) and self.relabel >= 0):
+            raise UsageError(f"the margin of relabelled passages must be 0 or a number above, not {self.relabel!r}")
 
     def passes(self, scores: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """Whether each candidate is a negative, bool [K], from raw scores float32 [K] and [P] of one question."""

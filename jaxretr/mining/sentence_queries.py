@@ -5,7 +5,6 @@ queries, where i is the passage's position in its document, from 0.
 """
 
 import hashlib
-import math
 import re
 from array import array
 from collections import Counter
@@ -22,7 +21,7 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
 from jaxretr.data.mapped_texts import QueryStore, write_texts
 from jaxretr.data.sentences import split_sentences
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, is_number, require_at_least
 from jaxretr.runtime.storage.files import write_json
 
 COUNTS = "counts.json"
@@ -49,10 +48,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.base < math.inf:
-            raise UsageError(f"the base must be a number above 0, not {self.base}")
-        if self.per_passage < 1:
-            raise UsageError(f"at least 1 sentence per passage is required, not {self.per_passage}")
+        if not is_number(self.base) or self.base <= 0:
+            raise UsageError(f"the base must be a number above 0, not {self.base!r}")
+        require_at_least(1, per_passage=self.per_passage)
 
     def count(self, sentences: int, position: int) -> int:
         """Return the number of a passage's sentences that become queries.

@@ -2,11 +2,13 @@
 
 import difflib
 import importlib
+import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from jaxretr.runtime.extras import requirement
 
@@ -85,6 +87,11 @@ def require_at_least(least: int, **numbers: int) -> None:
         if value is None:
             raise UsageError(f"{name}=None: give a whole number, at least {least}")
     at_least(least, **numbers)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number, Python's or numpy's."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -24,7 +24,7 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import TestSet
-from jaxretr.indexes.bm25 import Bm25Index
+from jaxretr.indexes.bm25 import Bm25Index, Bm25Settings
 from jaxretr.indexes.certified.index import ScannIndex
 from jaxretr.indexes.exact import ExactIndex
 from jaxretr.models.adapter import Adapter
@@ -315,7 +315,16 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
         (lambda: jaxretr.fuse([{}, {}], weights=["a"]), "the weights [1.0, 'a'] must be finite numbers"),
         (lambda: jaxretr.fuse([{}, {}], tune={}, grid=["a"]), "grid=['a']: give log, paper, or weights above 0"),
         (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, run=[1]), "run: a list is no dict"),
-        (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, margin="x"), "margin='x': give a number"),
+        (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, margin="x"), "margin='x': must be a finite number"),
+        (
+            lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, relative_margin="x"),
+            "relative_margin='x': must be a share",
+        ),
+        (lambda: Bm25Settings(k1="1"), "k1='1': must be at least 0 and finite"),
+        (
+            lambda: jaxretr.generate("model", corpus=tiny.DATA, out=tmp_path / "out", best_share="1"),
+            "best_share='1': give",
+        ),
         (lambda: jaxretr.mine(tiny.DATA, corpus=tiny.DATA, ranks="1:5"), "ranks='1:5': give the first and the last"),
         (lambda: jaxretr.encode(Own(), corpus=3, out=tmp_path / "out"), "corpus=3: a int is no list"),
         (lambda: jaxretr.encode(Own(), queries=["who"], out=tmp_path / "out"), "queries: a str is no Question"),

@@ -219,7 +219,7 @@ def test_bad_input(tmp_path: Path):
         _rank([Passage("a", "", "?!"), Passage("b", "", "")], ["one"], tmp_path / "no-word")
     with pytest.raises(UserError, match="no questions"):
         _rank(passages, [], tmp_path / "no-questions")
-    with pytest.raises(UsageError, match=r"depth .*at least 1, not 0"):
+    with pytest.raises(UsageError, match=r"depth=0: must be at least 1"):
         _rank(passages, ["one"], tmp_path / "depth", depth=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")

@@ -206,7 +206,7 @@ def test_answers_are_looked_for_in_texts_as_dpr_does():
 def test_wrong_filters():
     for options, message in [
         ({"negatives": 0}, "negatives=0: must be at least 1"),
-        ({"first_rank": 0}, "0:100: not a window"),
+        ({"first_rank": 0}, "first_rank=0: must be at least 1"),
         ({"first_rank": 5, "last_rank": 4}, "5:4: not a window"),
         ({"margin": NAN}, "margin=nan: must be a finite number"),
         ({"relative_margin": 1.5}, "relative_margin=1.5: must be a share between 0 and 1"),

@@ -25,7 +25,7 @@ from jaxretr.data.lexical_set import ROWS, SCORES, Ranking
 from jaxretr.data.mapped_texts import MappedTexts, write_texts
 from jaxretr.indexes.bm25.postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
 from jaxretr.indexes.bm25.words import Bm25Settings, Vocabulary, questions_as_words
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UserError, require_at_least
 from jaxretr.runtime.progress import Progress, counted
 from jaxretr.runtime.storage.files import atomic_folder, atomic_write, plain_number, write_json
 from jaxretr.runtime.storage.sealed_folder import check_replaceable, read_object
@@ -90,10 +90,7 @@ def rank(
         passages have the same id; the corpus has no passage or no word; there are no questions; a file cannot be
         written.
     """
-    numbers = {"depth": depth, "shard_passages": shard_passages, "query_block": query_block, "threads": threads}
-    for name, number in numbers.items():
-        if number < 1:
-            raise UsageError(f"{name} must be at least 1, not {number}")
+    require_at_least(1, depth=depth, shard_passages=shard_passages, query_block=query_block, threads=threads)
     if not len(queries):
         raise UserError("there are no questions to rank passages for; give at least one")
     folder = Path(folder)

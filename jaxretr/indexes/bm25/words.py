@@ -12,7 +12,7 @@ import regex
 from numpy.typing import NDArray
 
 from jaxretr.data.characters import plain_forms
-from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean, is_number
 
 Method = Literal["lucene", "robertson", "atire", "bm25l", "bm25+"]
 
@@ -83,10 +83,10 @@ class Bm25Settings:
     quantise_lengths: bool = False
 
     def __post_init__(self):
-        if not 0 <= self.k1 < float("inf"):
-            raise UsageError(f"k1={self.k1}: must be at least 0 and finite")
-        if not 0 <= self.b <= 1:
-            raise UsageError(f"b={self.b}: must be between 0 and 1")
+        if not is_number(self.k1) or self.k1 < 0:
+            raise UsageError(f"k1={self.k1!r}: must be at least 0 and finite")
+        if not is_number(self.b) or not 0 <= self.b <= 1:
+            raise UsageError(f"b={self.b!r}: must be between 0 and 1")
         if self.method not in _METHODS:
             raise UsageError(f"unknown BM25 method '{self.method}'{did_you_mean(self.method, _METHODS)}")
         if self.stemmer is not None and self.stemmer not in _STEMMERS:

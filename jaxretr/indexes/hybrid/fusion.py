@@ -7,13 +7,12 @@ or written with `write_trec` and read again.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Literal
 
 import numpy as np
 
 from jaxretr.data.runs import ranked_ids, single_precision
-from jaxretr.runtime.errors import UserError, at_least
+from jaxretr.runtime.errors import UserError, at_least, is_number
 
 Run = Mapping[str, Mapping[str, float]]
 Normalise = Literal["none", "minmax"]
@@ -56,7 +55,7 @@ def interpolate(
         raise UserError(f"{len(weights)} weights for {len(runs)} runs; give one for each")
     if missing is not None and len(missing) != len(runs):
         raise UserError(f"{len(missing)} times missing for {len(runs)} runs; give it once for each")
-    if not all(isinstance(weight, Real) and math.isfinite(weight) and weight >= 0 for weight in weights):
+    if not all(is_number(weight) and weight >= 0 for weight in weights):
         raise UserError(f"the weights {list(weights)} must be finite numbers from 0; correct them")
 
     longest = [max(map(len, run.values()), default=0) for run in runs]
@@ -98,7 +97,7 @@ def reciprocal_rank(
     Raises:
       UserError: fewer than two runs, a constant below 0, or a score that is not finite.
     """
-    if not (math.isfinite(constant) and constant >= 0):
+    if not is_number(constant) or constant < 0:
         raise UserError(f"the constant {constant} of reciprocal rank fusion must be a number from 0; 60 is usual")
 
     def fuse(question_id: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxretr.models.backbones.layers import Params, matmuls_in
 from jaxretr.models.generation.decoders import Decoder
-from jaxretr.runtime.errors import UsageError, require_at_least
+from jaxretr.runtime.errors import UsageError, is_number, require_at_least
 from jaxretr.runtime.parallel.programs import device_jit
 
 
@@ -38,10 +38,12 @@ class Sampling:
         """
         require_at_least(1, max_new_tokens=self.max_new_tokens)
         require_at_least(0, top_k=self.top_k)
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature={self.temperature}: give 0 for the most likely tokens, or a number above it")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p={self.top_p}: give a number above 0, up to 1 for all tokens")
+        if not is_number(self.temperature) or self.temperature < 0:
+            raise UsageError(
+                f"temperature={self.temperature!r}: give 0 for the most likely tokens, or a number above it"
+            )
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p={self.top_p!r}: give a number above 0, up to 1 for all tokens")
 
 
 class Generated(NamedTuple):
