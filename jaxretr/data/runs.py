@@ -2,11 +2,13 @@
 
 import functools
 import json
+import math
 import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -320,9 +322,16 @@ def to_json(value: Any) -> bytes:
 
 
 def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:
-    """Return the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows."""
+    """Return the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows.
+
+    What is no number becomes NaN.
+    """
     with np.errstate(over="ignore"):
-        return np.fromiter(scores.values(), np.float32, len(scores))
+        try:
+            return np.fromiter(scores.values(), np.float32, len(scores))
+        except (TypeError, ValueError):
+            numbers = (score if isinstance(score, Real) else math.nan for score in scores.values())
+            return np.fromiter(numbers, np.float32, len(scores))
 
 
 def checked_scores(scores: Mapping[str, float], question_id: str | None = None) -> NDArray[np.float32]:

@@ -324,7 +324,7 @@ def _named(source: object) -> str:
 
 def _is_searched(baseline: _Path) -> bool:
     """Whether a baseline is BM25 or a model: a folder, or a hub name where no file can be meant."""
-    path = Path(baseline).expanduser()
+    path = Path(path_text(baseline)).expanduser()
     if baseline == BM25 or path.is_dir():
         return True
     if "/" not in str(baseline) or path.exists() or path.parent.exists():

@@ -309,6 +309,18 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             lambda: jaxretr.evaluate_run({"q": {"a": 1}}, qrels={"q": {"a": "1"}}),
             "the grade of passage 'a' for question",
         ),
+        (
+            lambda: jaxretr.evaluate_run({"q": {"a": "x"}}, qrels={"q": {"a": 1}}),
+            "passage 'a' for question 'q' is not a",
+        ),
+        (
+            lambda: jaxretr.evaluate_run({"q": {"a": 1}}, qrels={"q": {"a": 1}}, baselines=[{"q": {"a": 1}}]),
+            "a dict is neither a path nor a name",
+        ),
+        (
+            lambda: jaxretr.fuse([{"q": {"a": "x"}}, {"q": {"a": 1}}], weights=[1]),
+            "passage 'a' for question 'q' is not",
+        ),
         (lambda: jaxretr.fuse("ab", weights=[1]), "runs='ab': is a single one; give a list"),
         (lambda: jaxretr.fuse([["a"], ["b"]], weights=[1]), "run: a list is no dict"),
         (lambda: jaxretr.fuse([{}, {}], weights=0.5), "weights=0.5: a float is no list"),

@@ -234,7 +234,11 @@ def test_draws():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"base": 0.0}, "base"), ({"base": float("nan")}, "base"), ({"per_passage": 0}, "per_passage=0: must be at least 1")],
+    [
+        ({"base": 0.0}, "base"),
+        ({"base": float("nan")}, "base"),
+        ({"per_passage": 0}, "per_passage=0: must be at least 1"),
+    ],
 )
 def test_bad_settings_are_refused(settings: dict, message: str):
     with pytest.raises(UsageError, match=message):
