@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from types import ModuleType
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 from jaxretr.runtime.extras import requirement
 
@@ -89,7 +89,7 @@ def require_at_least(least: int, **numbers: int) -> None:
     at_least(least, **numbers)
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> bool:
     """Whether a value is a finite number, Python's or numpy's."""
     return isinstance(value, Real) and math.isfinite(value)
 
