@@ -90,8 +90,11 @@ def require_at_least(least: int, **numbers: int) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number, Python's or numpy's."""
-    return isinstance(value, Real) and math.isfinite(value)
+    """Whether a value is a finite number, Python's or numpy's, that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_seed(seed: int, name: str = "seed") -> None:

@@ -310,6 +310,10 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             "the grade of passage 'a' for question",
         ),
         (
+            lambda: jaxretr.evaluate_run({"q": {"a": 1}}, qrels={"q": {"a": 10**400}}),
+            "the grade of passage 'a' for question",
+        ),
+        (
             lambda: jaxretr.evaluate_run({"q": {"a": "x"}}, qrels={"q": {"a": 1}}),
             "passage 'a' for question 'q' is not a",
         ),
