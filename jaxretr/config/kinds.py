@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -13,7 +12,7 @@ from jaxretr.config.contrastive import ContrastiveConfig
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import RerankerConfig
 from jaxretr.config.run import Config
-from jaxretr.runtime.errors import UsageError, did_you_mean
+from jaxretr.runtime.errors import UsageError, did_you_mean, is_number
 from jaxretr.runtime.json_dataclass import dataclass_from
 
 KINDS: dict[str, type[Config]] = {
@@ -48,7 +47,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 def check_limits(**numbers: float) -> None:
     """Raise UsageError for the first of the settings, by their names, whose number is infinite or that no run can have."""
     for name, number in numbers.items():
-        if not math.isfinite(number):
+        if not is_number(number):
             raise UsageError(f"{name}={number}: must be a finite number; set --{name.replace('_', '-')}")
         for names, (is_possible, limits) in _LIMITS.items():
             if re.fullmatch(names, name.rpartition(".")[2]) and not is_possible(number):

@@ -4,7 +4,6 @@ Only the question side has weights. The passages' vectors do not depend on them,
 searched with any weights.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
@@ -21,7 +20,7 @@ from jaxretr.models.hub.dual_encoder_folder import check_finished, model_folder
 from jaxretr.models.hub.export_note import NOTE
 from jaxretr.models.hub.hf_files import resolve
 from jaxretr.models.text_encoder import Advance, TextEncoder
-from jaxretr.runtime.errors import UserError, did_you_mean
+from jaxretr.runtime.errors import UserError, did_you_mean, is_number
 
 How = Literal["concatenate", "sum"]
 
@@ -108,7 +107,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
             )
         if len(weights) != len(parts):
             raise UserError(f"{len(weights)} weights for {len(parts)} parts; give one for each, the first being 1")
-        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        if not all(is_number(weight) and weight >= 0 for weight in weights) or not any(weights):
             raise UserError(f"the weights {list(weights)} must be finite numbers from 0, and not all 0; correct them")
         if names is not None and len(names) != len(parts):
             raise UserError(f"{len(names)} names for {len(parts)} parts; give one for each")

@@ -140,6 +140,7 @@ def test_cut_texts_are_counted_in_the_part_that_cuts_most(parts: list[DualEncode
         ({"weights": [1]}, "1 weights for 2 parts; give one for each"),
         ({"weights": [1, -1]}, "must be finite numbers from 0"),
         ({"weights": [1, float("nan")]}, "must be finite numbers from 0"),
+        ({"weights": [1, "2"]}, "must be finite numbers from 0"),
         ({"weights": [0, 0]}, "not all 0"),
         ({"how": "sum"}, "embeddings of 16 and 12 dimensions cannot be added; use 'concatenate'"),
         ({"names": ["one"]}, "1 names for 2 parts"),
