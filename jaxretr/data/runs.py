@@ -8,7 +8,6 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -18,7 +17,7 @@ from jaxretr.data.answer_matching import AnswerMatcher, Match
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.text_rows import trec_problem
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, no_rows, path_text
+from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, is_number, no_rows, path_text
 from jaxretr.runtime.storage.files import atomic_write
 
 Path = str | os.PathLike[str]
@@ -324,13 +323,13 @@ def to_json(value: Any) -> bytes:
 def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:
     """Return the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows.
 
-    What is no number becomes NaN.
+    A score that is not a number becomes NaN.
     """
     with np.errstate(over="ignore"):
         try:
             return np.fromiter(scores.values(), np.float32, len(scores))
-        except (TypeError, ValueError):
-            numbers = (score if isinstance(score, Real) else math.nan for score in scores.values())
+        except (TypeError, ValueError, OverflowError):
+            numbers = (score if is_number(score) else math.nan for score in scores.values())
             return np.fromiter(numbers, np.float32, len(scores))
 
 

@@ -322,6 +322,10 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             "a dict is neither a path nor a name",
         ),
         (
+            lambda: jaxretr.evaluate_run({"q": {"a": 10**400}}, qrels={"q": {"a": 1}}),
+            "passage 'a' for question 'q' is not a",
+        ),
+        (
             lambda: jaxretr.fuse([{"q": {"a": "x"}}, {"q": {"a": 1}}], weights=[1]),
             "passage 'a' for question 'q' is not",
         ),
