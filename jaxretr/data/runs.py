@@ -216,6 +216,8 @@ def strictly_decreasing(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits]) -> None:
     """Write one JSON object a question: {question_id, question, hits: [{id, title, score}]}, best first.
 
+    Scores are made to decrease as `write_trec` does it, so that every format is read in the order given.
+
     Args:
       path: the file to write, whole or not at all.
       questions: at least the questions of `hits`.
@@ -230,7 +232,7 @@ def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits:
             found = [
                 # Through str: the shortest decimal that is this float32, 0.1 and not 0.10000000149011612.
                 {"id": passage_id, "title": corpus.titles[row], "score": float(str(score))}
-                for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
+                for passage_id, row, score in zip(hit.ids, rows, strictly_decreasing(finite(hit)), strict=True)
             ]
             file.write(to_json({"question_id": hit.question_id, "question": question.text, "hits": found}) + b"\n")
 
@@ -241,7 +243,7 @@ def write_dpr_json(
     """Write DPR's results: a JSON array of {id, question, answers, ctxs: [{id, title, text, score, has_answer}]}.
 
     The question's id is ours, and ignored by DPR. The score is a string, as DPR writes it. `has_answer` is false wherever
-    a question's answers are not known.
+    a question's answers are not known. Scores are made to decrease as `write_trec` does it.
 
     Args:
       path, questions, corpus, hits: see `write_jsonl`.
@@ -262,7 +264,7 @@ def write_dpr_json(
                     "score": str(score),
                     "has_answer": matcher.has_answer(corpus.texts[row], question.answers),
                 }
-                for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
+                for passage_id, row, score in zip(hit.ids, rows, strictly_decreasing(finite(hit)), strict=True)
             ]
             file.write(b",\n" if number else b"\n")
             row = {"id": question.id, "question": question.text, "answers": list(question.answers), "ctxs": contexts}
@@ -352,8 +354,13 @@ def ranked_ids(scores: Mapping[str, float], depth: int | None = None, question_i
       question_id: the question, for the error.
 
     Raises:
-      UserError: a score is not a number.
+      UserError: a score is not a number, or an id is no text, so that equal scores have no order.
     """
     single = checked_scores(scores, question_id)
     # Python orders strings by code point, which is the order of their UTF-8 bytes, and therefore that of C's strcmp.
-    return [passage_id for _, passage_id in sorted(zip(single.tolist(), scores, strict=True), reverse=True)[:depth]]
+    try:
+        ranked = sorted(zip(single.tolist(), scores, strict=True), reverse=True)
+    except TypeError:
+        wrong = next(id for id in scores if not isinstance(id, str))
+        raise UserError(f"the passage id {wrong!r} is no text; give every id as one") from None
+    return [passage_id for _, passage_id in ranked[:depth]]

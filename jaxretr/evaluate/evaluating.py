@@ -102,9 +102,7 @@ def evaluate_model(
     # Find every error of the arguments and files before a model is loaded.
     if index is not None and keep is not None:
         raise UsageError("index is there already and keep writes what is missing; give one of them")
-    check_list("metrics", metrics)
-    if not metrics:
-        raise UsageError("metrics=[]: name at least one, for instance ndcg@10")
+    _check_metrics(metrics)
     for name in metrics:
         measures.parse(name)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
@@ -203,8 +201,8 @@ def evaluate_run(
     if not isinstance(qrels, str | Path | None):
         measures.check_by_question("qrels", qrels)
     check_list("baselines", baselines)
-    names = metrics or (OF_QRELS if answers is None else OF_ANSWERS)
-    check_list("metrics", names)
+    names = (OF_QRELS if answers is None else OF_ANSWERS) if metrics is None else metrics
+    _check_metrics(names)
     for metric in names:
         (measures.parse if answers is None else cut_of_answers)(metric)
     if (qrels is None) == (answers is None):
@@ -225,6 +223,12 @@ def evaluate_run(
     if judged is not None and corpus is None:
         warn_of_own(loaded_run, judged, name)
     return _report([(name, loaded_run), *compared], on, names, _loaded_scorer(rerank, depth, names), depth)
+
+
+def _check_metrics(metrics: Sequence[str]) -> None:
+    check_list("metrics", metrics)
+    if not metrics:
+        raise UsageError("metrics=[]: name at least one, for instance ndcg@10")
 
 
 def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:

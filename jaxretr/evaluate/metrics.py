@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 from jaxretr.data.runs import ranked_ids
-from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, is_number
+from jaxretr.runtime.errors import UsageError, UserError, check_list, did_you_mean, is_number
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
@@ -64,11 +64,10 @@ def evaluate(
       `per_query` a pair of that and {measure: {question id: value}} in the order of the qrels.
 
     Raises:
-      UsageError: an unknown measure, or a relevance level below 1.
+      UsageError: an unknown measure, or one name in place of a list, or a relevance level below 1.
       UserError: the qrels are empty, or a score is not a number.
     """
-    if isinstance(measures, str):
-        raise TypeError("measures must be a sequence of names, not one string")
+    check_list("measures", measures)
     if not is_number(relevance_level):
         raise UsageError(f"relevance_level={relevance_level!r}: give a number, 1 or more")
     if relevance_level < 1:

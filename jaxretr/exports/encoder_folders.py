@@ -153,7 +153,7 @@ class Program:
                 if not cosines.mean >= least_cosine:
                     raise UserError(
                         f"{out}: nothing was written: the cosine of its golden vectors to the model's is {cosines}, where "
-                        f"{least_cosine} on average is the least; lower least_cosine, or leave quantise out"
+                        f"{least_cosine} on average is the least; lower least_cosine=, or leave quantise= out"
                     )
                 facts["cosine"] = cosines._asdict()
             text = self.readme(out.absolute().name, facts)

@@ -7,7 +7,7 @@ from jaxretr.config import EncodeDtype
 from jaxretr.models.combined_encoder import CombinedEncoder, How, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hub.combined_folder import check_replaceable
-from jaxretr.runtime.errors import UsageError, UserError
+from jaxretr.runtime.errors import UsageError, UserError, check_list
 
 
 def combine(
@@ -33,6 +33,8 @@ def combine(
       UsageError: the numbers of models, weights and dimensions do not fit.
       UserError: a model cannot be read or combined, or `out` cannot be replaced.
     """
+    for name, values in (("models", models), ("weights", weights), ("truncate_dims", truncate_dims or ())):
+        check_list(name, values)
     if out is not None:
         check_replaceable(out)
     encoder = load_models(models, how, truncate_dims)

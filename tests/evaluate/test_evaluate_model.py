@@ -6,7 +6,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.data.run_reading import write_trec
-from jaxretr.data.runs import Hits, SearchRun
+from jaxretr.data.runs import Hits, RunFormat, SearchRun
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import TestSet, depth, run_of
@@ -242,12 +242,14 @@ def test_equal_scores_are_in_the_order_of_the_search_as_in_a_run_that_is_written
     corpus, questions = Corpus(ids, [""] * 5, ["the red planet"] * 5), [Question("q", "red planet")]
     on = TestSet(questions, corpus, {"q": {"p0": 1}})
     run = on.search(bm25_search(corpus), 5)
-    write_trec(tmp_path / "run.trec", run)
     assert list(run["q"]) == ids and metrics.evaluate({"q": {"p0": 1}}, run, ["mrr@10"]) == {"mrr@10": 1.0}
-    report = jaxretr.evaluate_run(
-        tmp_path / "run.trec", qrels={"q": {"p0": 1}}, corpus=corpus, queries=questions, baselines=["bm25"]
-    )
-    assert report.means["run.trec"] == report.means["BM25"] and report.against[0].rbo == pytest.approx(1)
+    copies = SearchRun([Hits("q", ids, np.ones(5, np.float32))], questions)
+    for form in get_args(RunFormat):
+        copies.save(tmp_path / f"run.{form}", format=form, corpus=corpus)
+        report = jaxretr.evaluate_run(
+            tmp_path / f"run.{form}", qrels={"q": {"p0": 1}}, corpus=corpus, queries=questions, baselines=["bm25"]
+        )
+        assert report.means[f"run.{form}"] == report.means["BM25"] and report.against[0].rbo == pytest.approx(1)
     scores, rows = np.ones((1, 5), np.float32), np.arange(5)[None]
     assert retrieval_metrics(corpus, questions, {"q": {"p0": 1}}, scores, rows, ["mrr@10"]) == {"mrr@10": 1.0}
     found = SearchRun([Hits("q", ids, scores[0])], questions)

@@ -158,8 +158,10 @@ def test_bad_input_is_refused():
     for grade in (float("nan"), float("inf")):
         with pytest.raises(UserError, match="grade of passage 'a' for question 'q2' is not a number"):
             evaluate({"q2": {"a": grade}}, RUN, ["ndcg@10"])  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="sequence"):
+    with pytest.raises(UsageError, match="measures='map': is a single one; give a list"):
         evaluate(QRELS, RUN, "map")
+    with pytest.raises(UserError, match="the passage id 7 is no text; give every id as one"):
+        evaluate(QRELS, {"q2": {"a": 1.0, 7: 1.0}}, ["map"])  # type: ignore[dict-item]
 
 
 def _values(numbers: np.ndarray) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pytest
 
 from jaxretr import cli
 from jaxretr.data.run_reading import read_trec, write_trec
+from jaxretr.data.runs import ranked_ids
 from jaxretr.evaluate import metrics
 from jaxretr.indexes.hybrid.fusion import interpolate, reciprocal_rank
 from jaxretr.runtime.errors import UserError
@@ -25,6 +26,11 @@ def test_a_missing_passage_gets_the_runs_lowest_score() -> None:
     assert list(fused["q1"]) == ["b", "a", "d", "c"]  # equal scores by id, descending, as trec_eval reads them
     assert list(fused) == ["q1", "q2", "q3"]
     assert fused["q2"] == {"a": 0.5} and fused["q3"] == {"y": 1.0, "x": 0.5}
+
+
+def test_what_both_runs_rank_alike_stays_so_where_single_precision_cannot_tell() -> None:
+    fused = interpolate([{"q": {"a": 2.0**24, "b": 2.0**24}}, {"q": {"a": 0.2, "b": 0.1}}], [1, 1])
+    assert ranked_ids(fused["q"]) == list(fused["q"]) == ["a", "b"] and fused["q"]["a"] == 2.0**24
 
 
 def test_min_max() -> None:

@@ -1,7 +1,8 @@
 """One ranking from several runs: interpolation of their scores, and reciprocal ranks.
 
-A run is {question id: {passage id: score}}. As everywhere here (and in trec_eval), scores count in single precision, and
-equal ones are ordered by passage id, descending. So a fused run gives the same metrics whether it is measured at once
+A run is {question id: {passage id: score}}. As everywhere here (and in trec_eval), the scores of runs count in single
+precision, and equal ones are ordered by passage id, descending. Sums are ordered in double precision; where single precision
+would order them otherwise, they are made to decrease. So a fused run gives the same metrics whether it is measured at once
 or written with `write_trec` and read again.
 """
 
@@ -11,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxretr.data.runs import ranked_ids, single_precision
+from jaxretr.data.runs import ranked_ids, single_precision, strictly_decreasing
 from jaxretr.runtime.errors import UserError, at_least, is_number
 
 Run = Mapping[str, Mapping[str, float]]
@@ -119,8 +120,13 @@ def _of_all_questions(
     at_least(1, k=k)
     fused = {}
     for question_id in dict.fromkeys(name for run in runs for name in run):
-        scores = _single(question_id, fuse(question_id))
-        fused[question_id] = {passage_id: scores[passage_id] for passage_id in ranked_ids(scores, k)}
+        summed = fuse(question_id)
+        scores = _single(question_id, summed)
+        ranked = [passage_id for _, passage_id in sorted(zip(summed.values(), summed, strict=True), reverse=True)[:k]]
+        values = np.array([scores[passage_id] for passage_id in ranked], np.float32)
+        if ranked != ranked_ids(scores, k):  # float32 does not tell some apart.
+            values = strictly_decreasing(values)
+        fused[question_id] = dict(zip(ranked, values.tolist(), strict=True))
     return fused
 
 
