@@ -100,9 +100,12 @@ def question_rows(path: Source) -> Iterator[tuple[int, Question | RowError]]:
         if _has_answers(head):
             return parsed(tsv_rows(path, 2), _answer_row)
         names = [name.strip().strip('"').lower() for name in head.split("\t")]
-        has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in _TEXT_FIELDS
+        has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in map(str.lower, _TEXT_FIELDS)
         if has_header:
             return parsed(islice(tsv_rows(path, 2), 1, None), _id_row)
+        if names[0] in _HEADER_IDS:
+            texts = ", ".join(_TEXT_FIELDS)
+            note(_log.warning, "%s:1: is read as a question; of a header, the second name is one of %s", path, texts)
         rows = ((number, line.split("\t")) for number, line in numbered_lines(path) if line.strip(" \r"))
         return parsed(rows, _id_row)
     if suffix == ".txt" or not head:

@@ -215,7 +215,7 @@ def test_a_cut_gzip_file_is_never_half_a_corpus(tmp_path):
         assert text.startswith(f"{path}:") and "gzip stream is cut short" in text
 
 
-def test_questions_of_all_formats(tmp_path):
+def test_questions_of_all_formats(tmp_path, caplog):
     beir = read_questions(WIKI)
     assert len(beir) == 10
     assert beir[1] == Question(
@@ -235,7 +235,11 @@ def test_questions_of_all_formats(tmp_path):
     bare = [Question(q.id, q.text) for q in beir]
     lines = "".join(f"{q.id}\t  {q.text}\r\n" for q in beir)
     assert read_questions(write(tmp_path / "queries.tsv", lines)) == bare
-    assert read_questions(write(tmp_path / "headed.tsv", "qid\tquery\n" + lines)) == bare
+    for header in ("qid\tquery", "qid\tqText", "QUERY_ID\tText"):
+        assert read_questions(write(tmp_path / "headed.tsv", f"{header}\n{lines}")) == bare
+    caplog.clear()
+    assert len(read_questions(write(tmp_path / "other.tsv", "qid\twords\n" + lines))) == len(bare) + 1
+    assert "other.tsv:1: is read as a question; of a header, the second name is one of" in caplog.text
     lines = "\n\n".join(q.text for q in beir)
     assert read_questions(write(tmp_path / "plain.txt", lines)) == [Question(q.id, q.text) for q in numbered]
 
