@@ -178,6 +178,21 @@ def check_utf8(line: str) -> None:
         ) from None
 
 
+def listed_ids(path: Input) -> Iterator[tuple[int, str]]:
+    """Yield (line number, id) of a UTF-8 file, gzip or not, with one id a line, exactly as written; skip empty lines.
+
+    Raises:
+      UserError: the file cannot be read, or a line is not UTF-8.
+    """
+    for number, name in numbered_lines(find_input(path)):
+        try:
+            check_utf8(name)
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        if name:
+            yield number, name
+
+
 def check_trec_id(id: str) -> None:
     """Raise RowError for an id that a TREC run cannot represent."""
     if what := trec_problem(id):

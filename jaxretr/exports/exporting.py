@@ -250,6 +250,8 @@ def _index(given: Mapping[str, Any]) -> Exported:
             built.save(out)
             return Exported(out, to, f"{len(built)} passages", built.certificate)
         source = IndexSource.open(store)
+        if given["corpus"] is not None and to != "vertex":  # Its rows may have fields alone.
+            source.check_texts(corpus)
         if to in ENGINES:
             if to == "pgvector":
                 from jaxretr.indexes.pgvector.build import export as load

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
+from jaxretr.data.text_rows import RowError, find_input, json_lines, listed_ids, string_field
 from jaxretr.indexes.filters import (
     Condition,
     Filters,
@@ -126,20 +126,13 @@ def _ids_of(ids_or_file: Iterable[str] | Path | None, ids: Sequence[str], index:
 
 def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
     """Read ids of the index, one per line."""
-    known, listed_ids = set(ids), []
-    for number, line in numbered_lines(find_input(path)):
-        name = line.rstrip("\r\n")
-        if not name:
-            continue
-        try:
-            check_utf8(name)
-        except RowError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
+    known, found = set(ids), []
+    for number, name in listed_ids(path):
         if name not in known:
             hint = nearest(name, sorted(known)) or "; give one id of the index per line"
             raise UserError(f"{path}:{number}: {index} has no passage '{name}'{hint}")
-        listed_ids.append(name)
-    return listed_ids
+        found.append(name)
+    return found
 
 
 def _corpus_columns(

@@ -1,6 +1,7 @@
 """`jaxretr.search`: finds the passages of questions in an index of any kind."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ from jaxretr.runtime.parallel.hosts import agree
 
 if TYPE_CHECKING:
     from jaxretr.indexes.opening import AnyIndex
+
+log = logging.getLogger(__name__)
 
 
 def search(
@@ -99,6 +102,15 @@ def search(
         check_index(index, encoder)
         facts = {name: value for name, value in index.facts().items() if name != "bytes"}
         agree("the search", {"index": json.dumps(facts, default=str), "questions": texts_fingerprint(questions)})
+        if passages is None and corpus is not None and scorer is not None:
+            passages = read_corpus(corpus)
+        encoded = facts.get("texts_fingerprint")
+        if encoded and passages is not None and passages.fingerprint() != encoded:
+            log.warning(
+                "%s: has other passages or texts than %s was encoded from; hits are read in it as they are",
+                corpus or "the corpus",
+                index.name,
+            )
         vectors = encode_texts(encoder, questions, batch_size)
         if reads:
             findings = index.find(vectors, k, options, with_documents=True)
@@ -112,9 +124,8 @@ def search(
             for question, (names, row) in zip(questions, each, strict=True)
         ]
     if scorer is not None:
-        texts = read_corpus(corpus) if passages is None and corpus is not None else passages
-        assert texts is not None
-        hits, _ = rerank_hits(scorer, hits, questions=questions, corpus=texts, depth=depth)
+        assert passages is not None
+        hits, _ = rerank_hits(scorer, hits, questions=questions, corpus=passages, depth=depth)
     return SearchRun(hits, questions, passages if reads else None)
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxretr.data.corpus import iter_passages
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.indexes.exact import unique_ids
@@ -87,6 +88,8 @@ class IndexSource:
         """
         stream = CorpusStream([corpus])
         if stream.fingerprint != self.store.meta.texts_fingerprint:
+            for _ in self.in_step(((f"{corpus}:{line}", row.id, None) for line, row in iter_passages(corpus)), corpus):
+                pass  # Raises an error for the first id that differs.
             raise UserError(
                 f"{stream.name}: has other passages or texts than {self.store.folder} was encoded from; give the corpus "
                 "that was encoded"

@@ -1,5 +1,6 @@
 """export --to live, verify and reindex, as a user types them."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -70,13 +71,48 @@ def test_what_cannot_be_exported_is_said_in_one_line(
     lines = (made / "corpus.jsonl").read_text().splitlines(keepends=True)
     for name, content, message in (
         ("shorter.jsonl", lines[:-1], f"ends after {len(lines) - 1} passages"),
-        ("longer.jsonl", [*lines, lines[0]], f"has more passages than the store's {len(lines)}"),
+        (
+            "longer.jsonl",
+            [*lines, '{"_id": "more", "text": "more"}\n'],
+            f"has more passages than the store's {len(lines)}",
+        ),
         ("other.jsonl", [lines[1], lines[0], *lines[2:]], "is where the store has"),
+        (
+            "texts.jsonl",
+            [lines[0].replace('"text": "', '"text": "not '), *lines[1:]],
+            "has other passages or texts than",
+        ),
     ):
         (made / name).write_text("".join(content))
-        assert export(made, model, tmp_path / "live", name) == 1
-        assert message in error_line(capsys.readouterr().err)
-        assert not (tmp_path / "live").exists()
+        words = ("--index", made / "store", "--corpus", made / name, "--out", tmp_path / "live")
+        for to in ("live", "pyserini"):
+            assert run("export", model, "--to", to, *words) == 1
+            assert message in error_line(capsys.readouterr().err)
+            assert not (tmp_path / "live").exists()
+
+
+def test_an_index_of_a_model_with_options_is_updated_by_an_export_with_them(
+    made: Path, tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, own, new = tmp_path / "live", tmp_path / "own", tmp_path / "new.jsonl"
+    options, corpus = ("--truncate-dim", 4, "--passage-prompt", "p: "), made / "corpus.jsonl"
+    model, store = tiny_models / "encoder", ("--index", tmp_path / "store", "--corpus", corpus)
+    new.write_text('{"_id": "n1", "text": "new"}\n')
+    assert run("encode", model, "--corpus", corpus, "--out", tmp_path / "store", *options) == 0
+    assert run("export", model, "--to", "live", *store, "--out", folder, *options) == 0
+    assert run("export", model, "--to", "jaxretr", "--out", own, *options) == 0
+    capsys.readouterr()
+    assert run("update", folder, "--add", new) == 1
+    assert "as jaxretr export --to jaxretr writes it with these" in error_line(capsys.readouterr().err)
+    assert run("update", folder, "--add", new, "--model", own) == 0
+    assert run("reindex", folder, "--to", model) == 0
+    new.write_text('{"_id": "n2", "text": "newer"}\n')
+    assert run("update", folder, "--add", new) == 0
+    capsys.readouterr()
+    assert run("reindex", folder, "--rollback") == 1
+    assert "as jaxretr export --to jaxretr writes it with these" in error_line(capsys.readouterr().err)
+    assert run("reindex", folder, "--to", own) == 0
+    assert "1 of them encoded now" in capsys.readouterr().out and run("verify", folder) == 0
 
 
 def test_reindex_to_another_model_and_back(
@@ -176,7 +212,7 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
         assert f"{count} deleted" in capsys.readouterr().out
     # A table's own column of that name cuts nothing.
     table = tmp_path / "t.csv"
-    for rows in ("b#1,b,x\nb#2,b,y\nc#1,,z\n", "b#1,b,z\n"):
+    for rows in ("b#1,b,x\nb#2,b,y\nc#1,,z\nc#2,c#1,z\nc#1#1,c#1,z\n", "b#1,b,z\n"):
         table.write_text(f"id,document,text\n{rows}")
         assert run("update", folder, "--add", f"files:{table}", "--compute", "float32") == 0
         assert ", 0 deleted" in capsys.readouterr().out
@@ -186,9 +222,14 @@ def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
     # One that was cut is deleted by its own id.
     (tmp_path / "notes/a.txt").write_text("One. Two.")
     assert run("update", folder, "--add", f"files:{tmp_path / 'notes'}[words=1]", "--compute", "float32") == 0
-    gone.write_text("a.txt\nb\nc#1\n")
+    gone.write_bytes(gzip.compress(b"\xef\xbb\xbfa.txt\nb\nc#1\n"))  # c#1 alone: it is a passage, not only a document
     assert run("update", folder, "--delete", gone) == 0
     assert "5 deleted" in capsys.readouterr().out
+    gone.write_bytes(b"c#2\n\xff\n")
+    assert run("update", folder, "--delete", gone) == 1
+    assert "gone.txt:2: not valid UTF-8" in error_line(capsys.readouterr().err)
+    gone.write_text("c#2\nc#1#1\n")
+    assert run("update", folder, "--delete", gone) == 0
     assert run("update", folder, "--rebalance") == 0
     index = LiveIndex.open(folder, background=False)
     assert index.facts()["snapshot_rows"] == len(index) == len(ids)

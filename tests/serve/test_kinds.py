@@ -137,6 +137,15 @@ def test_titles_and_texts_come_from_the_index(place: str, found: Any, encoder: D
         assert of[0] == of[1]
 
 
+def test_another_corpus_than_the_store_s_is_said(found: Any, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert found("store", "--format", "dpr", "--corpus", "corpus.jsonl")[0] == 0
+    assert "has other passages or texts" not in caplog.text
+    rows = (root / "corpus.jsonl").read_text()
+    (root / "other.jsonl").write_text(rows.replace('"text": "', '"text": "not ', 1))
+    assert found("store", "--format", "dpr", "--corpus", "other.jsonl")[0] == 0
+    assert "other.jsonl: has other passages or texts than" in caplog.text
+
+
 @pytest.mark.parametrize("place", ["live", "toy:toy"])
 def test_reranking_reads_the_texts_of_the_index(
     place: str, encoder: DualEncoder, root: Path, tiny_cross_encoder: Path

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxretr.data.text_rows import listed_ids
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.opening import open_store
 from jaxretr.indexes.certified import filtering, layout, measure
@@ -112,14 +113,9 @@ def update(
 
 def read_ids(path: Path) -> list[str]:
     """Read one id per line, exactly as written; skip empty lines."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); give a UTF-8 text file with one id a line") from error
     first: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        name = line.removesuffix("\r")
-        if name and first.setdefault(name, number) != number:
+    for number, name in listed_ids(path):
+        if first.setdefault(name, number) != number:
             raise UserError(f"{path}:{number}: {name!r} is on line {first[name]} as well; remove one")
     return list(first)
 

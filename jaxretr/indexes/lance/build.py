@@ -47,10 +47,9 @@ def export(
       options: the index to make.
 
     Raises:
-      UserError: LanceDB cannot write it, or the corpus is not the store's.
+      UserError: LanceDB cannot write it, or the corpus has other passages than the store.
     """
     meta, graph = source.store.meta, options.graph(M, EF_CONSTRUCTION)
-    source.check_texts(corpus)
     fields = sorted({name for _, _, document in documents(corpus) for name in document.metadata})
     disk = meta.rows * (meta.dim * 5 + 1000)
     memory.announce(f"{meta.rows} passages for LanceDB", meta.rows * meta.dim * 2 + (256 << 20), disk=disk, folder=out)

@@ -117,7 +117,8 @@ def update(
         found = _passages_of(index, {*delete, *documents})
         if missing := next((id for id in delete if not found[id]), None):
             raise UserError(f"{missing!r} is not in the index; remove it from the ids to delete")
-        delete = list(chain.from_iterable(map(found.__getitem__, delete)))
+        # A passage's own id means it alone, whatever a field called document says of others.
+        delete = list(chain.from_iterable([id] if id in found[id] else found[id] for id in delete))
         added = replaced = 0
         with ExitStack() as stack:
             encoder, passages = None, iter(())
@@ -127,8 +128,9 @@ def update(
                 encoder = stack.enter_context(encoding_model(load_encoder(name, dtype=dtype), name, batch_size))
                 if encoder.fingerprint != space.fingerprint:
                     raise UserError(
-                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index, "
-                        f"or move it to this one: jaxretr reindex {folder} --to {name}"
+                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index (if "
+                        "it was given a prompt or fewer dimensions: as jaxretr export --to jaxretr writes it with these), or "
+                        f"move it to this one: jaxretr reindex {folder} --to {name}"
                     )
                 passages = (passage for _, _, passage in _documents(add))
             progress = stack.enter_context(Progress(len(first), "passage", "added"))

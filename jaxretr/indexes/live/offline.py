@@ -73,7 +73,9 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
                 if model.fingerprint != space.fingerprint:
                     raise UserError(
                         f"{folder}: {lacking} passages were written since it left {space.model}, which is another model "
-                        "now; restore the earlier model there"
+                        "now; restore the earlier model there, or move to where it is (if it was given a prompt or fewer "
+                        "dimensions: as jaxretr export --to jaxretr writes it with these): "
+                        f"jaxretr reindex {folder} --to MODEL"
                     )
                 moving.rollback(index, model.encode)
         return (

@@ -61,12 +61,11 @@ def export(
       source, encoder, corpus, options, advance: see `jaxretr.indexes.lance.build.export`, which returns the same.
 
     Raises:
-      UserError: the database refuses, its table is not one of ours, or the corpus is not the store's.
+      UserError: the database refuses, its table is not one of ours, or the corpus has other passages than the store.
     """
     meta = source.store.meta
     if meta.dim > MOST_COLUMN_DIM:
         raise UserError(f"{source.store.folder}: pgvector holds {MOST_COLUMN_DIM} dimensions, not {meta.dim}")
-    source.check_texts(corpus)
     connection = Database(address).connect(extension=True)
     try:
         with connection.transaction():
