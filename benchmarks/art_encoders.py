@@ -111,6 +111,7 @@ SCORES = Path(__file__).parent / "scores"
 SCIFACT_TABLE, EMBEDDED_TABLE = SCORES / "scifact_smollm2.jsonl.gz", SCORES / "embedded_smollm2.jsonl.gz"
 READS_EMBEDDED = ("--scorer.max-length", "192", "--scorer.max-question-length", "64", "--scorer.chunk", "2")
 TWICE_AS_LONG = ("--train.steps", "64", "--index.refresh-every", "32")
+OF_TABLE = ("K = 2", "teacher temperature 1", "student temperature 1", "no refresh", SHUFFLED)
 CURVE_STEPS = 200
 ABLATIONS = {
     "as configured": (),
@@ -285,7 +286,7 @@ def weights(args: argparse.Namespace) -> None:
 def embedded_teacher(args: argparse.Namespace) -> None:
     lengths = {"settings": TWICE_AS_LONG, "reads": READS_EMBEDDED}
     bed = replace(EMBEDDED, name="embedded_longer", table=EMBEDDED_TABLE, **lengths)
-    compare_teachers(bed, (*TARGETS, "K = 2", "teacher temperature 1", SHUFFLED), args)
+    compare_teachers(bed, (*TARGETS, *OF_TABLE), args)
 
 
 def compare_teachers(bed: Bed, of_it: Sequence[str], args: argparse.Namespace) -> None:
