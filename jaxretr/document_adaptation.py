@@ -22,7 +22,7 @@ from jaxretr.config import (
     Optimizer,
     Train,
 )
-from jaxretr.config.kinds import check_limits
+from jaxretr.config.run import check_limits
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.formats.examples import Candidate, Example

@@ -94,8 +94,6 @@ class ScoreTable:
 
     def check(self) -> None:
         """Raise UsageError for a capacity that no table can have, and for scores without a table."""
-        if self.capacity < 0:
-            raise UsageError(f"table.capacity={self.capacity}: must be at least 0; set table.capacity")
         if self.path is not None and not self.capacity:
             raise UsageError(
                 "table.path fills the table, and table.capacity=0 keeps none; set table.capacity, or leave it out"

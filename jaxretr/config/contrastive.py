@@ -14,8 +14,6 @@ from jaxretr.config.typos import Typos
 from jaxretr.runtime.errors import UsageError, at_least
 from jaxretr.runtime.own_parts import is_own
 
-_FLOPS = "flops_questions", "flops_passages", "flops_warmup"
-
 
 @dataclass(frozen=True)
 class Negatives:
@@ -57,10 +55,6 @@ class Negatives:
         if self.guide is None and (self.guide_margin or self.guide_relative):
             raise UsageError(
                 "negatives.guide_margin and guide_relative are of a guide; set negatives.guide, or leave them out"
-            )
-        if self.guide_margin < 0:
-            raise UsageError(
-                f"negatives.guide_margin={self.guide_margin}: must be at least 0; set negatives.guide_margin"
             )
         if not 1 <= self.first_rank <= self.last_rank:
             raise UsageError(
@@ -275,8 +269,6 @@ class ContrastiveConfig(Config):
             raise UsageError(
                 f"data.mixture: '{bad}' is no name of one set; give each a name of its own, of letters, digits and ._-"
             )
-        if not data.mixture_temperature > 0:
-            raise UsageError("data.mixture_temperature must be above 0")
         given = [each.weight for each in data.mixture if each.weight is not None]
         if any(weight <= 0 for weight in given) or len(given) not in (0, len(names)):
             raise UsageError("data.mixture: give every set a weight above 0, or none of them one")
@@ -321,13 +313,6 @@ class ContrastiveConfig(Config):
                 raise UsageError(f"contrastive.{name} does not ask negatives.guide; leave one of them out")
         if contrastive.hardness_of != "all" and not contrastive.hardness:
             raise UsageError("contrastive.hardness_of is of contrastive.hardness; set both, or neither")
-        if contrastive.hardness < 0:
-            raise UsageError(
-                f"contrastive.hardness={contrastive.hardness}: must be at least 0; set contrastive.hardness"
-            )
-        for name in _FLOPS:
-            if getattr(contrastive, name) < 0:
-                raise UsageError(f"contrastive.{name}={getattr(contrastive, name)}: must be at least 0")
         if contrastive.flops_warmup and not (contrastive.flops_questions or contrastive.flops_passages):
             raise UsageError(
                 "contrastive.flops_warmup is of flops_questions and flops_passages; set one of them as well"
@@ -336,15 +321,11 @@ class ContrastiveConfig(Config):
             raise UsageError(
                 f"contrastive.flops_warmup={contrastive.flops_warmup}: more than the run's {self.train.steps} steps; lower it"
             )
-        if contrastive.chunk < 1 or contrastive.max_positives < 1:
-            raise UsageError("contrastive.chunk and contrastive.max_positives must be at least 1")
         if negatives.margin is not None and not negatives.retrieved:
             raise UsageError(
                 "negatives.margin is of retrieved negatives (`jaxretr mine` has one for mined ones); set negatives.retrieved, or "
                 "leave it out"
             )
-        if not contrastive.temperature > 0 or not self.distillation.teacher_temperature > 0:
-            raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
         self.distillation.check()
         if self.distillation.contrastive_weight == 0:
             for name in ("loss", "symmetric", "among_questions", "among_positives", "hardness", "corpus_softmax"):

@@ -37,8 +37,6 @@ class LiveIndex:
 
     def check(self) -> None:
         """Raise UsageError for settings that contradict each other."""
-        if self.refresh_every < 1:
-            raise UsageError(f"index.refresh_every={self.refresh_every}: must be at least 1; set index.refresh_every")
         if self.refresh_share is None:
             return
         if not self.rolling:

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from jaxretr.config.art import ArtConfig
@@ -12,7 +10,7 @@ from jaxretr.config.contrastive import ContrastiveConfig
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import RerankerConfig
 from jaxretr.config.run import Config
-from jaxretr.runtime.errors import UsageError, did_you_mean, is_number
+from jaxretr.runtime.errors import UsageError, did_you_mean
 from jaxretr.runtime.json_dataclass import dataclass_from
 
 KINDS: dict[str, type[Config]] = {
@@ -31,38 +29,15 @@ _AT_K, _WITHOUT_K = (
 )
 _METRIC = re.compile(rf"(.+:)?(typo_)?(({'|'.join(_AT_K)})@[1-9][0-9]*|{'|'.join(_WITHOUT_K)})")
 
-# Limits of numbers, by the last part of their names, in whatever section they are.
-_LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
-    r"(.*_)?learning_rate|weight_decay|final|(.*_)?weight|(hard|other)_negatives|held_out|lora_rank|bottleneck": (
-        lambda number: number >= 0,
-        "at least 0",
-    ),
-    r"clip|eps|(.*_)?temperature": (lambda number: number > 0, "above 0"),
-    r"b1|b2|dropout": (lambda number: 0 <= number < 1, "from 0 to below 1"),
-    r"warmup|mask_rate|window_held_out": (lambda number: 0 <= number <= 1, "from 0 to 1"),
-    r"block_rows|encode_rows|chunk|batch_size": (lambda number: number >= 1, "at least 1"),
-}
-
-
-def check_limits(**numbers: float) -> None:
-    """Raise UsageError for the first of the settings, by their names, whose number is infinite or that no run can have."""
-    for name, number in numbers.items():
-        if not is_number(number):
-            raise UsageError(f"{name}={number}: must be a finite number; set --{name.replace('_', '-')}")
-        for names, (is_possible, limits) in _LIMITS.items():
-            if re.fullmatch(names, name.rpartition(".")[2]) and not is_possible(number):
-                raise UsageError(f"{name}={number}: must be {limits}; set {name}")
-
 
 def check_numbers(config: Config) -> None:
     """Refuse numbers and metrics that no run can have, and a way to lie on the devices that this kind of run cannot."""
-    check_limits(**dict(_numbers(config)))
+    config.check_sections()
     if not _METRIC.fullmatch(metric := config.train.best_metric):
         hint = did_you_mean(metric, [*(f"{name}@10" for name in _AT_K), *_WITHOUT_K])
         raise UsageError(
             f"train.best_metric={metric}: no metric of an evaluation{hint or ', such as mrr@10'}; set train.best_metric"
         )
-    config.check_sections()
     if config.mesh.shard_parameters and not isinstance(config, ArtConfig | ContrastiveConfig):
         raise UsageError(
             "mesh.shard_parameters: only art and contrastive runs can split their parameters; leave it out, or split with "
@@ -73,18 +48,6 @@ def check_numbers(config: Config) -> None:
             "train.suites: only art and contrastive runs evaluate on collections; leave it out, and measure the model with "
             "jaxretr evaluate --suite"
         )
-
-
-def _numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The settings that are numbers, by name."""
-    for name, value in ((each.name, getattr(section, each.name)) for each in fields(section)):
-        if is_dataclass(value):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
-            for number, each in enumerate(value):
-                yield from _numbers(each, f"{prefix}{name}[{number}].")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
 
 
 # ---- as JSON ---------------------------------------------------------------------------------------------------------

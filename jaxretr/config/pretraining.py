@@ -99,5 +99,3 @@ class PassageLmConfig(Config):
             raise UsageError(
                 f"ranked_passages={self.ranked_passages}: from 2 to ranked_depth ({self.ranked_depth}) can be drawn"
             )
-        if not self.ranked_temperature > 0:
-            raise UsageError(f"ranked_temperature={self.ranked_temperature}: must be above 0")

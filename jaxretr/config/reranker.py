@@ -118,8 +118,6 @@ class RerankerConfig(Config):
                 f"ranking.loss={self.ranking.loss}: only the training file's passages have a teacher's scores; set "
                 "negatives.static, and negatives.mined, bm25 and random to 0"
             )
-        if not 0 <= self.encoder.dropout < 1:
-            raise UsageError(f"encoder.dropout={self.encoder.dropout}: must be from 0 to below 1")
         if self.encoder.adapter is not None and self.encoder.adapter.bottleneck:
             raise UsageError(
                 "encoder.adapter.bottleneck: a cross-encoder's folder has no place for a parallel adapter; set "

@@ -2,10 +2,12 @@
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 from jaxretr.config.choices import TrackerName
-from jaxretr.runtime.errors import UsageError, check_seed, did_you_mean
+from jaxretr.runtime.errors import UsageError, check_seed, did_you_mean, is_number
 from jaxretr.runtime.own_parts import is_own
 
 ELEMENTWISE = (
@@ -16,6 +18,41 @@ ELEMENTWISE = (
 WHOLE = ("adafactor", "muon")
 """Optimizers of optax that need whole matrices."""
 SCHEDULES = ("linear", "cosine")
+
+# Limits of numbers, by the last part of their names, in whatever section they are.
+_LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
+    r"(.*_)?learning_rate|weight_decay|final|(.*_)?weight|(hard|other)_negatives|held_out|lora_rank|bottleneck|"
+    r"capacity|flops_.*|guide_margin|hardness|pre_drawn": (lambda number: number >= 0, "at least 0"),
+    r"clip|eps|(.*_)?temperature": (lambda number: number > 0, "above 0"),
+    r"b1|b2|dropout|ema": (lambda number: 0 <= number < 1, "from 0 to below 1"),
+    r"warmup|mask_rate|window_held_out|decay|augmentation": (lambda number: 0 <= number <= 1, "from 0 to 1"),
+    r"block_rows|encode_rows|chunk|batch_size|(log|save|eval|refresh)_every|steps|keep|max_positives|variants": (
+        lambda number: number >= 1,
+        "at least 1",
+    ),
+}
+
+
+def check_limits(**numbers: float) -> None:
+    """Raise UsageError for the first of the settings, by their names, whose number is infinite or that no run can have."""
+    for name, number in numbers.items():
+        if not is_number(number):
+            raise UsageError(f"{name}={number}: must be a finite number; set --{name.replace('_', '-')}")
+        for names, (is_possible, limits) in _LIMITS.items():
+            if re.fullmatch(names, name.rpartition(".")[2]) and not is_possible(number):
+                raise UsageError(f"{name}={number}: must be {limits}; set {name}")
+
+
+def _numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The settings that are numbers, by name."""
+    for name, value in ((each.name, getattr(section, each.name)) for each in fields(section)):
+        if is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            for number, each in enumerate(value):
+                yield from _numbers(each, f"{prefix}{name}[{number}].")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
 
 
 @dataclass(frozen=True)
@@ -77,10 +114,6 @@ class Optimizer:
                     raise UsageError(
                         f"optimizer.{name}={value}: is AdamW's; give {self.name} its own as optimizer.arguments"
                     )
-        if self.decay is not None and not 0 <= self.decay <= 1:
-            raise UsageError(f"optimizer.decay={self.decay}: must be from 0 to 1; set optimizer.decay")
-        if not 0 <= self.ema < 1:
-            raise UsageError(f"optimizer.ema={self.ema}: must be at least 0 and below 1; set optimizer.ema")
         if is_own(self.schedule) and self.decay is not None:
             raise UsageError(
                 "optimizer.decay is of linear and cosine; leave it out with an optimizer.schedule of your own"
@@ -136,9 +169,6 @@ class Train:
 
     def check(self) -> None:
         """Raise UsageError for numbers that no run can have."""
-        for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
-            if (value := getattr(self, name)) < 1:
-                raise UsageError(f"train.{name}={value}: must be at least 1; set train.{name}")
         if self.stop_factor is not None and not self.stop_factor > 1:
             raise UsageError(f"train.stop_factor={self.stop_factor}: must be above 1; set train.stop_factor")
         check_seed(self.seed, "train.seed")
@@ -181,7 +211,8 @@ class Config:
     tracking: Tracking = field(default_factory=Tracking)
 
     def check_sections(self) -> None:
-        """Refuse settings that contradict others of their section; raises UsageError, which names the setting."""
+        """Refuse numbers beyond their limits, and settings that contradict others of their section (UsageError)."""
+        check_limits(**dict(_numbers(self)))
         for section in vars(self).values():
             if hasattr(section, "check"):
                 section.check()

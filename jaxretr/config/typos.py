@@ -60,12 +60,6 @@ class Typos:
 
     def check(self) -> None:
         """Refuse settings that contradict each other."""
-        if self.variants < 1 or self.pre_drawn < 0:
-            raise UsageError(
-                f"typos.variants={self.variants} and typos.pre_drawn={self.pre_drawn}: must be at least 1 and 0"
-            )
-        if not 0 <= self.augmentation <= 1:
-            raise UsageError(f"typos.augmentation={self.augmentation}: is a chance, from 0 to 1")
         if self.variants > 1 and not self.forms:
             raise UsageError(f"typos.variants={self.variants}: no term reads them; set one of the weights of typos")
         if not self.active and self.pre_drawn:
