@@ -1,7 +1,10 @@
 """The check of every kind of index: whether the model that encodes the questions made it."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
+from jaxretr.data.corpus import Corpus
 from jaxretr.embeddings.embedding_store import EmbeddingStore
 from jaxretr.embeddings.encoding import Encoder, name_of
 from jaxretr.embeddings.fingerprints import model_fingerprint
@@ -51,6 +54,15 @@ def check_index(index: Index, encoder: Encoder, name: str | None = None) -> None
     """Refuse an index that another model made; see `check_model`."""
     standing = index.standing
     check_model(index.name, index.dim, standing.model, standing.model_fingerprint, encoder, name)
+
+
+def warn_of_other_texts(corpus: Corpus, facts: Mapping[str, Any], source: object, index: str) -> None:
+    """Warn of a corpus, by its source, with other passages or texts than an index of these facts was encoded from."""
+    encoded = facts.get("texts_fingerprint")
+    if encoded and corpus.fingerprint() != encoded:
+        log.warning(
+            "%s: has other passages or texts than %s was encoded from; hits are read there all the same", source, index
+        )
 
 
 def check_store(store: EmbeddingStore, encoder: Encoder | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.mapped_corpus import mapped_corpus
+from jaxretr.indexes.checks import warn_of_other_texts
 from jaxretr.indexes.filters import FilterOptions, Value
 from jaxretr.indexes.index import Document, Hit, Index, Opening, SearchOptions, Standing, find_unchanging
 from jaxretr.runtime.errors import UserError, check_rows
@@ -55,6 +56,8 @@ class ReadOnlyIndex:
         self._corpus = None if corpus is None else mapped_corpus(corpus, cache_root() / "corpora")
         if self._corpus is not None and (missing := sum(id not in self._corpus for id in ids)):
             raise UserError(f"{corpus}: lacks {missing} of the {len(ids)} passages of {self.name}; give its corpus")
+        if self._corpus is not None:
+            warn_of_other_texts(self._corpus, self._facts, corpus, self.name)
 
     @property
     def dim(self) -> int:

@@ -1,7 +1,6 @@
 """`jaxretr.search`: finds the passages of questions in an index of any kind."""
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from jaxretr.data.runs import Hits, Queries, SearchRun, questions_of
 from jaxretr.data.text_rows import RowError, check_trec_id
 from jaxretr.embeddings.encoding import Encoder, Path_, encode_texts, loaded
 from jaxretr.embeddings.fingerprints import texts_fingerprint
-from jaxretr.indexes.checks import check_index
+from jaxretr.indexes.checks import check_index, warn_of_other_texts
 from jaxretr.indexes.filters import Where
 from jaxretr.indexes.index import Document
 from jaxretr.indexes.opening import has_texts, opened
@@ -26,8 +25,6 @@ from jaxretr.runtime.parallel.hosts import agree
 
 if TYPE_CHECKING:
     from jaxretr.indexes.opening import AnyIndex
-
-log = logging.getLogger(__name__)
 
 
 def search(
@@ -104,13 +101,8 @@ def search(
         agree("the search", {"index": json.dumps(facts, default=str), "questions": texts_fingerprint(questions)})
         if passages is None and corpus is not None and scorer is not None:
             passages = read_corpus(corpus)
-        encoded = facts.get("texts_fingerprint")
-        if encoded and passages is not None and passages.fingerprint() != encoded:
-            log.warning(
-                "%s: has other passages or texts than %s was encoded from; hits are read in it as they are",
-                corpus or "the corpus",
-                index.name,
-            )
+        if passages is not None:
+            warn_of_other_texts(passages, facts, corpus or "the corpus", index.name)
         vectors = encode_texts(encoder, questions, batch_size)
         if reads:
             findings = index.find(vectors, k, options, with_documents=True)

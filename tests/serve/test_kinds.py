@@ -144,6 +144,11 @@ def test_another_corpus_than_the_store_s_is_said(found: Any, root: Path, caplog:
     (root / "other.jsonl").write_text(rows.replace('"text": "', '"text": "not ', 1))
     assert found("store", "--format", "dpr", "--corpus", "other.jsonl")[0] == 0
     assert "other.jsonl: has other passages or texts than" in caplog.text
+    caplog.clear()
+    open_index("store", corpus=root / "corpus.jsonl").close()
+    assert "has other passages or texts" not in caplog.text
+    open_index("store", corpus=root / "other.jsonl").close()
+    assert "other.jsonl: has other passages or texts than store was encoded from" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["live", "toy:toy"])
