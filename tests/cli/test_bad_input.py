@@ -474,6 +474,8 @@ def test_what_a_damaged_disk_left_of_metrics_is_dropped_on_resuming(tmp_path: Pa
         "data convert beir beir/qrels/train.tsv --to qrels",
         "evaluate model --beir beir --split train --per-query beir/qrels/train.tsv",
         "evaluate model --suite . --split train --per-query beir/qrels/train.tsv",
+        "bm25 --corpus files:notes[words=9] --queries q.jsonl --out notes/deep/a.TXT",
+        "generate model --corpus files:t.csv[id=id,text=text] --out t.csv",
     ],
 )
 def test_no_command_writes_over_its_inputs(
@@ -488,11 +490,14 @@ def test_no_command_writes_over_its_inputs(
         "b.trec": "q1 Q0 p1 1 2 t\n",
         "qrels.tsv": "query-id\tcorpus-id\tscore\nq1\tp1\t1\n",
         "train.jsonl": json.dumps({**row, "negative_passages": []}) + "\n",
+        "notes/deep/a.TXT": "a note",
+        "t.csv": "id,text\np1,a row\n",
         "beir/corpus.jsonl": GOOD,
         "beir/queries.jsonl": QUESTION,
         "beir/qrels/train.tsv": "query-id\tcorpus-id\tscore\nq1\tp1\t1\n",
     }
-    (tmp_path / "beir/qrels").mkdir(parents=True)
+    for folder in ("beir/qrels", "notes/deep"):
+        (tmp_path / folder).mkdir(parents=True)
     for name, content in contents.items():
         write(tmp_path / name, content)
     (tmp_path / "link").symlink_to(tmp_path)

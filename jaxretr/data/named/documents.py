@@ -16,10 +16,10 @@ from jaxretr.data.csv_tables import CARRIAGE_RETURNS, csv_rows, tsv_rows
 from jaxretr.data.named import hub
 from jaxretr.data.text_rows import RowError, check_utf8, json_rows
 from jaxretr.runtime.errors import UsageError, UserError, did_you_mean, import_extra
+from jaxretr.runtime.storage.files import DOCUMENTS
 
 PREFIX = "files:"
 
-_TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
 _JSON = (".jsonl", ".ndjson", ".json")
 _TABLES = (".csv", ".tsv", ".parquet", *_JSON)
 
@@ -100,11 +100,11 @@ def open_collection(body: str, brackets: str | None) -> Collection:
             )
         files = _texts_below(place)
         if not files:
-            raise UserError(f"{name}: no {', '.join(_TEXTS)} file in it; give a folder of texts, or a table")
+            raise UserError(f"{name}: no {', '.join(DOCUMENTS)} file in it; give a folder of texts, or a table")
         documents = partial(_of_folder, place, files)
     elif place.is_file():
         files, suffix = [place], Path(place.name.lower().removesuffix(".gz")).suffix
-        if suffix not in _TABLES and place.suffix.lower() not in _TEXTS:
+        if suffix not in _TABLES and place.suffix.lower() not in DOCUMENTS:
             raise UserError(f"{name}: not a {', '.join(_TABLES)} file; convert it, or give a folder of texts")
         documents = partial(_of_folder, place.parent, files)
         if suffix in _TABLES:
@@ -140,7 +140,9 @@ def _passages(name: str, documents: Callable[[], Iterator[Row]], form: Form) -> 
 
 def _texts_below(folder: Path) -> list[Path]:
     """The text files of a folder in the order of their paths, without hidden ones."""
-    below = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in _TEXTS and path.is_file())
+    below = (
+        path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in DOCUMENTS and path.is_file()
+    )
     return [folder / path for path in sorted(below) if not any(part.startswith(".") for part in path.parts)]
 
 

@@ -31,6 +31,10 @@ AGAIN = "see that it can be read, or remove the folder, which is made again"
 
 _BEIR_FILES = ("corpus.jsonl", "queries.jsonl")
 
+DOCUMENTS = (".txt", ".md", ".markdown", ".html", ".htm")
+"""Endings of the files that files:FOLDER reads."""
+_FILES = re.compile(r"files:(.*?)(\[[^\]]*\])?", re.DOTALL)
+
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
     errno.EDQUOT: "free some of your quota or choose another place",
@@ -383,15 +387,17 @@ def refuse_input(path: str | Path, *inputs: object) -> None:
     """Raise UsageError for a file or folder to write that is one of the inputs, or one of an input folder's data files.
 
     Of the inputs, lists count by what they hold. A folder's data files are those of BEIR's layout, also in folders below, as
-    in a suite; another file in it may be written again.
+    in a suite, and the documents of files:PATH; another file in it may be written again.
     """
     place, remote = Path(path).expanduser(), is_remote(path)
-    is_data = place.name.removesuffix(".gz") in _BEIR_FILES or place.parent.name == "qrels"
+    in_layout = place.name.removesuffix(".gz") in _BEIR_FILES or place.parent.name == "qrels"
     for each in inputs:
         if isinstance(each, list | tuple):
             refuse_input(path, *each)
         elif isinstance(each, str | Path):
-            other = Path(each).expanduser()
+            documents = _FILES.fullmatch(str(each))
+            other = Path(documents[1] if documents else each).expanduser()
+            is_data = place.suffix.lower() in DOCUMENTS if documents else in_layout
             local = not remote and (other.is_file() or other.is_dir()) and place.exists()
             within = local and is_data and other.is_dir() and other.resolve() in place.resolve().parents
             if within or (place.samefile(other) if local else remote and str(path) == str(each)):
