@@ -113,8 +113,8 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
     export = ["export", model, "--to", "scann", "--out"]
     for words, message in [
         (["update", index, "--delete", made / "twice.txt"], "'a' is on line 1 as well"),
-        (["update", index, "--delete", made / "latin.txt"], "give a UTF-8 text file"),
-        (["update", index, "--delete", made / "none.txt"], "cannot be read"),
+        (["update", index, "--delete", made / "latin.txt"], "latin.txt:1: not valid UTF-8"),
+        (["update", index, "--delete", made / "none.txt"], "none.txt: no such file"),
         (["update", index, "--add", made / "asked"], "contains embeddings of questions"),
         (["update", made / "store"], "cannot be read"),
         ([*export, made / "store", "--index", made / "store"], "holds something else than a ScaNN index"),
