@@ -8,6 +8,7 @@ or written with `write_trec` and read again.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -124,7 +125,8 @@ def _of_all_questions(
         scores = _single(question_id, summed)
         ranked = [passage_id for _, passage_id in sorted(zip(summed.values(), summed, strict=True), reverse=True)[:k]]
         values = np.array([scores[passage_id] for passage_id in ranked], np.float32)
-        if ranked != ranked_ids(scores, k):  # float32 does not tell some apart.
+        # Of sums that float32 does not tell apart, ids would put the other one first.
+        if any(scores[one] == scores[other] and one < other for one, other in pairwise(ranked)):
             values = strictly_decreasing(values)
         fused[question_id] = dict(zip(ranked, values.tolist(), strict=True))
     return fused

@@ -33,7 +33,7 @@ _BEIR_FILES = ("corpus.jsonl", "queries.jsonl")
 
 DOCUMENTS = (".txt", ".md", ".markdown", ".html", ".htm")
 """Endings of the files that files:FOLDER reads."""
-_FILES = re.compile(r"files:(.*?)(\[[^\]]*\])?", re.DOTALL)
+_FILES = re.compile(r"files:([^\[\]]+)(\[.+\])?")  # as `jaxretr.data.source` reads such a name
 
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
