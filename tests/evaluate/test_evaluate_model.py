@@ -243,13 +243,15 @@ def test_equal_scores_are_in_the_order_of_the_search_as_in_a_run_that_is_written
     on = TestSet(questions, corpus, {"q": {"p0": 1}})
     run = on.search(bm25_search(corpus), 5)
     assert list(run["q"]) == ids and metrics.evaluate({"q": {"p0": 1}}, run, ["mrr@10"]) == {"mrr@10": 1.0}
+    write_trec(tmp_path / "run", run)
     copies = SearchRun([Hits("q", ids, np.ones(5, np.float32))], questions)
     for form in get_args(RunFormat):
         copies.save(tmp_path / f"run.{form}", format=form, corpus=corpus)
+    for name in ("run", *(f"run.{form}" for form in get_args(RunFormat))):
         report = jaxretr.evaluate_run(
-            tmp_path / f"run.{form}", qrels={"q": {"p0": 1}}, corpus=corpus, queries=questions, baselines=["bm25"]
+            tmp_path / name, qrels={"q": {"p0": 1}}, corpus=corpus, queries=questions, baselines=["bm25"]
         )
-        assert report.means[f"run.{form}"] == report.means["BM25"] and report.against[0].rbo == pytest.approx(1)
+        assert report.means[name] == report.means["BM25"] and report.against[0].rbo == pytest.approx(1)
     scores, rows = np.ones((1, 5), np.float32), np.arange(5)[None]
     assert retrieval_metrics(corpus, questions, {"q": {"p0": 1}}, scores, rows, ["mrr@10"]) == {"mrr@10": 1.0}
     found = SearchRun([Hits("q", ids, scores[0])], questions)
