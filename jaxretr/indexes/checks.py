@@ -1,4 +1,4 @@
-"""The check of every kind of index: whether the model that encodes the questions made it."""
+"""Checks of every kind of index: whether the model that encodes the questions made it, and of these texts."""
 
 import logging
 from collections.abc import Mapping

@@ -54,9 +54,9 @@ class ReadOnlyIndex:
         self._metadata, self._all_ids = metadata or {}, all_ids
         corpus = opening.corpus
         self._corpus = None if corpus is None else mapped_corpus(corpus, cache_root() / "corpora")
-        if self._corpus is not None and (missing := sum(id not in self._corpus for id in ids)):
-            raise UserError(f"{corpus}: lacks {missing} of the {len(ids)} passages of {self.name}; give its corpus")
         if self._corpus is not None:
+            if missing := sum(id not in self._corpus for id in ids):
+                raise UserError(f"{corpus}: lacks {missing} of the {len(ids)} passages of {self.name}; give its corpus")
             warn_of_other_texts(self._corpus, self._facts, corpus, self.name)
 
     @property

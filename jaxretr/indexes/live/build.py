@@ -15,7 +15,7 @@ from jaxretr.indexes.index import Document
 from jaxretr.indexes.live import database, snapshots, writes
 from jaxretr.indexes.live.database import Database
 from jaxretr.indexes.live.index import LiveIndex
-from jaxretr.indexes.live.offline import encoding_model
+from jaxretr.indexes.live.offline import WITH_OPTIONS, encoding_model
 from jaxretr.indexes.live.settings import LiveSettings
 from jaxretr.indexes.live.verifying import verify
 from jaxretr.indexes.source import IndexSource, rebatched, silent
@@ -128,9 +128,8 @@ def update(
                 encoder = stack.enter_context(encoding_model(load_encoder(name, dtype=dtype), name, batch_size))
                 if encoder.fingerprint != space.fingerprint:
                     raise UserError(
-                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index (if "
-                        "it was given a prompt or fewer dimensions: as jaxretr export --to jaxretr writes it with these), or "
-                        f"move it to this one: jaxretr reindex {folder} --to {name}"
+                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index "
+                        f"({WITH_OPTIONS}), or move it to this one: jaxretr reindex {folder} --to {name}"
                     )
                 passages = (passage for _, _, passage in _documents(add))
             progress = stack.enter_context(Progress(len(first), "passage", "added"))

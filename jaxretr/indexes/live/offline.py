@@ -16,6 +16,9 @@ from jaxretr.models.encode import note_cut
 from jaxretr.runtime.errors import UserError
 from jaxretr.runtime.progress import Progress
 
+WITH_OPTIONS = "if it was given a prompt or fewer dimensions: as jaxretr export --to jaxretr writes it with these"
+"""The model to name where an index was encoded by one with such options."""
+
 
 @contextlib.contextmanager
 def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
@@ -73,9 +76,8 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
                 if model.fingerprint != space.fingerprint:
                     raise UserError(
                         f"{folder}: {lacking} passages were written since it left {space.model}, which is another model "
-                        "now; restore the earlier model there, or move to where it is (if it was given a prompt or fewer "
-                        "dimensions: as jaxretr export --to jaxretr writes it with these): "
-                        f"jaxretr reindex {folder} --to MODEL"
+                        "now; restore the earlier model there, or move to where it is "
+                        f"({WITH_OPTIONS}): jaxretr reindex {folder} --to MODEL"
                     )
                 moving.rollback(index, model.encode)
         return (
